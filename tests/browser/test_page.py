@@ -16,8 +16,7 @@ from recperf.measure.attribution import attribute
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.measure.trace_evidence import analyse_file
-from recperf.runs.report import run_report, trace_report
-from recperf.runs.report.profile_report import write_page
+from recperf.runs.report import page, profile_report, run_report, trace_report
 from recperf.runs.step_report import KIND, SCHEMA, Report
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
@@ -42,9 +41,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "full": run_report.write([full], home / "full.html"),
         "bare": run_report.write([bare], home / "bare.html"),
         "compared": run_report.write([full, bare], home / "compared.html"),
-        **{name: write_page(one, peaks, examples.MACHINE, home / f"{name}.html") for name, one in profile.items()},
+        **{
+            name: page.save(profile_report.report(one, peaks, examples.MACHINE), home / f"{name}.html")
+            for name, one in profile.items()
+        },
         "script": of_program(profile["eager"]).page(home / "script.html"),
-        "trace": trace_report.write_page(analyse_file(trace), home / "trace.html"),
+        "trace": page.save(
+            trace_report.report(analyse_file(trace), viewer=trace_report.viewer(trace)), home / "trace.html"
+        ),
         "plan": home / "plan.html",
         "plans": home / "plans.html",
     }

@@ -105,6 +105,6 @@ def test_a_signal_after_the_training_stops_cleanly_and_is_resumed(
     assert (run / "trial-42.json").exists()
     assert not (run / "result.json").exists()
     monkeypatch.setattr(measuring, "measure_run", real)
-    monkeypatch.setattr("recperf.runs.report.run_report.write", page)
+    monkeypatch.setattr("recperf.runs.report.page.save", page)
     assert main(["run", "--resume", str(run), "--no-peaks"]) == 0, "only the last line was left to print"
     assert (run / "seal.json").exists()

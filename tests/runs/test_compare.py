@@ -9,8 +9,8 @@ import example_runs as examples
 import msgspec
 import pytest
 
+from recperf.runs.evidence import Evidence
 from recperf.runs.report.compare import compare, summary
-from recperf.runs.report.reading import read
 
 
 def test_two_runs(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_two_runs(tmp_path: Path) -> None:
     two = examples.make_run(tmp_path / "two", auc=0.83, config={"train": {"epochs": 9, "batch_size": 256}})
     examples.change(two, "result.json", "performance.step_ms", {"p20": 2.2, "p50": 2.24, "p80": 2.3})
     examples.change(two, "profile.json", "verdict.limit", "latency")
-    found = compare([read(one), read(two)])
+    found = compare([Evidence(one), Evidence(two)])
     assert found.config["train.epochs"] == (4, 9)
     assert found.config["train.learning_rate"] == (0.005, None)
     assert found.quality["auc"].values == (0.8212, 0.83)
@@ -38,15 +38,15 @@ def test_two_runs(tmp_path: Path) -> None:
 def test_a_difference_is_held_against_the_spread_of_the_seeds(tmp_path: Path, auc: float, remark: str) -> None:
     one = examples.make_run(tmp_path / "one", seeds=3)
     two = examples.make_run(tmp_path / "two", seeds=3, auc=auc)
-    assert compare([read(one), read(two)]).quality["auc"].remark == remark
+    assert compare([Evidence(one), Evidence(two)]).quality["auc"].remark == remark
 
 
 def test_overlapping_step_times_are_no_difference(tmp_path: Path) -> None:
     one, two = examples.make_run(tmp_path / "one"), examples.make_run(tmp_path / "two")
     examples.change(two, "result.json", "performance.step_ms", {"p20": 1.1, "p50": 1.15, "p80": 1.2})
-    assert compare([read(one), read(two)]).speed["step ms, p50"].remark == "p20 to p80 overlap"
+    assert compare([Evidence(one), Evidence(two)]).speed["step ms, p50"].remark == "p20 to p80 overlap"
     examples.change(two, "result.json", "performance.step_ms", None)
-    assert compare([read(one), read(two)]).speed["step ms, p50"].values == (1.12, None)
+    assert compare([Evidence(one), Evidence(two)]).speed["step ms, p50"].values == (1.12, None)
 
 
 def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
     examples.change(two, "result.json", "provenance.machine", "another")
     examples.change(two, "result.json", "provenance.commit", None)
     examples.change(two, "result.json", "performance.device", "NVIDIA H200")
-    notes = " ".join(compare([read(one), read(two)]).notes)
+    notes = " ".join(compare([Evidence(one), Evidence(two)]).notes)
     for what in ("workloads (micro-dlrm, other)", "data", "machines", "commits", "devices"):
         assert f"Different {what}" in notes
-    assert compare([read(one), read(two)]).limit == ("dispatch", None)
+    assert compare([Evidence(one), Evidence(two)]).limit == ("dispatch", None)

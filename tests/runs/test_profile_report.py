@@ -14,7 +14,7 @@ from page_reader import Reader
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.runs.report import formats as fmt
-from recperf.runs.report import profile_report
+from recperf.runs.report import page, profile_report
 from recperf.runs.report.blocks import WIDEST, render
 from recperf.runs.report.step_sections import ABSENT, TOP
 
@@ -37,7 +37,7 @@ def text(profile: dict[str, Any], *more: Any) -> str:
 
 
 def html(profile: dict[str, Any], *more: Any) -> str:
-    return profile_report.html(convert(profile, Profile), *more)
+    return page.html_of(profile_report.report(convert(profile, Profile), *more))
 
 
 def read(profile: dict[str, Any], **more: Any) -> Reader:

@@ -12,8 +12,8 @@ import pytest
 from page_reader import Reader
 
 from recperf.errors import DataError
+from recperf.runs.evidence import Evidence
 from recperf.runs.report import charts, run_report
-from recperf.runs.report.reading import read
 
 
 def written(*runs: Path) -> str:
@@ -48,7 +48,9 @@ def test_the_picture_of_a_step_has_a_scale_and_says_that_the_step_was_traced(tmp
     ]
     assert 4 <= len(marks) <= 13
     (first, left), (second, right) = marks[:2]
-    us = read(run).profile.observed.timeline.us
+    profile = Evidence(run).profile
+    assert profile is not None
+    us = profile.observed.timeline.us
     unit = 1e3 if us >= 1e3 else 1.0
     assert first == 0
     assert (right - left) / (880 - left) == pytest.approx(second * unit / us, abs=1e-3)
@@ -170,4 +172,4 @@ def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path
     assert "most waited for" in said
     examples.change(run, "profile.json", "communication", {**known, "each": [{"rank": 0}]})
     with pytest.raises(DataError, match="communication"):
-        read(run)
+        _ = Evidence(run).profile

@@ -11,7 +11,15 @@ import example_runs as examples
 import pytest
 
 from recperf.errors import DataError
-from recperf.runs.report.reading import read
+from recperf.runs.evidence import Evidence
+from recperf.runs.report import run_report
+
+
+def read(folder: Path) -> Evidence:
+    """Reads every file that a page needs."""
+    run = Evidence(folder)
+    run_report.report(run, "r1")
+    return run
 
 
 @pytest.mark.parametrize(
@@ -76,10 +84,10 @@ def test_damaged_files_are_reported(tmp_path: Path, file: str, content: bytes) -
 
 def test_events_torn_at_the_end_are_read_and_broken_ones_refused(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
-    whole = read(run).events
+    whole = read(run).log
     with (run / "events.jsonl").open("a") as log:
         log.write('{"kind": "step", "se')
-    assert read(run).events == whole
+    assert read(run).log == whole
     with (run / "events.jsonl").open("a") as log:
         log.write("\n")
     with pytest.raises(DataError, match="not an event") as refused:
@@ -92,8 +100,8 @@ def test_reading_and_refusing_need_no_drawing_library(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from pathlib import Path; from recperf.runs.report import run_report\n"
-        "from recperf.runs.report.reading import read; from recperf.errors import MachineError\n"
-        f"run = Path({str(run)!r}); read(run)\n"
+        "from recperf.errors import MachineError\n"
+        f"run = Path({str(run)!r})\n"
         "try: run_report.write([run], run / 'page.html')\n"
         "except MachineError as error: print(error.exit_code, error.fix)\n"
         "assert 'torch' not in sys.modules and 'jinja2' not in sys.modules"

@@ -74,7 +74,7 @@ def command(arguments: list[str]) -> int:
 
     terminal.say(render(report, verbose=True))
     with page_optional(terminal):
-        terminal.facts(("page", str(page.write(page.render(report.title, [report]), folder / "bench.html"))))
+        terminal.facts(("page", str(page.save(report, folder / "bench.html"))))
     terminal.facts(("runs", str(folder)))
     error = None
     if all(model.error for model in models):

@@ -13,9 +13,9 @@ from ..config import from_json
 from ..errors import DataError, GateFailed, RecperfError, UsageError
 from ..jsonfile import Struct
 from ..runs.checkpoints import Checkpoint, listed, prune
-from ..runs.contract import Claim, Evidence, Finding, JudgedClaim, NoEvidence, check_run
+from ..runs.contract import Claim, Evidence, Finding, JudgedClaim, check_run
 from ..runs.evidence import SEAL
-from ..runs.record import PROFILE_MARK, hold, read_config
+from ..runs.record import PROFILE_MARK, hold
 from ..runs.report.formats import printable
 from ..units import size
 from ..workloads import find, names
@@ -135,14 +135,14 @@ def report(folder: Path) -> RunReport:
 def claims_of(folder: Path) -> tuple[str | None, tuple[Claim, ...]]:
     """The workload of a run and its claims; for an unknown workload, one claim that fails."""
     try:
-        name = Evidence(folder).config.workload
-    except NoEvidence as lack:
+        saved = Evidence(folder).config
+    except DataError as lack:
         return None, (_unknown_workload(f"no evidence: {lack}"),)
+    name = saved.workload
     if name not in names():
         return printable(name), (_unknown_workload(f"{name!r} is not among {', '.join(names())}"),)
     try:
-        _, values = read_config(folder)
-        config: Any = from_json(find(name).config, values)
+        config: Any = from_json(find(name).config, saved.config)
     except RecperfError as error:
         return name, (_unknown_workload(f"its config cannot be read: {error.what}"),)
     try:

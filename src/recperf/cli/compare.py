@@ -13,9 +13,9 @@ from ..errors import GateFailed, UsageError
 from ..measure.records import Percentiles
 from ..runs import compare as timing
 from ..runs.compare import Comparison, TimeChange
+from ..runs.evidence import Evidence, kind_of
 from ..runs.report.blocks import columns, fact_lines, render
 from ..runs.report.formats import NONE, component, count, percent, short, spread, time
-from ..runs.report.reading import kind_of
 from .parse import JsonOption, VerboseOption, parse
 from .terminal import conclude, print_text
 
@@ -47,9 +47,8 @@ def command(arguments: list[str]) -> int:
     error = None
     if runs:
         from ..runs.report.compare import compare, comparison_report
-        from ..runs.report.reading import read
 
-        runs_compared = compare([read(folder) for folder in options.paths])
+        runs_compared = compare([Evidence(folder) for folder in options.paths])
         texts.append(render(comparison_report(runs_compared), verbose=options.verbose))
         report = msgspec.to_builtins(runs_compared)
     if not runs or gate is not None:

@@ -102,9 +102,9 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
 
 def show(profile: Profile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
     """Print the profile and write its page; if that fails the profile itself is still valid."""
+    from ..runs.evidence import read_peaks
     from ..runs.report import page
     from ..runs.report.profile_report import report
-    from ..runs.report.reading import read_peaks
 
     built = report(profile, read_peaks(folder / "peaks.json"), read_json(folder / "machine.json"))
     terminal.show(built)
@@ -113,8 +113,7 @@ def show(profile: Profile, folder: Path, options: Options[Any], terminal: Termin
         terminal.facts(("traces", f"recperf profile --trace {folder} compares and combines them"))
     if options.report:
         with page_optional(terminal):
-            html = page.render(f"{built.title}: profile", [built])
-            terminal.facts(("page", str(page.write(html, folder / "profile.html"))))
+            terminal.facts(("page", str(page.save(built, folder / "profile.html"))))
     if options.json:
         print_json(profile)
 

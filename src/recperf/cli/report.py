@@ -10,7 +10,8 @@ import tyro
 
 from ..errors import UsageError
 from ..measure.profile_records import Profile
-from ..runs.report.reading import kind_of
+from ..runs.evidence import Evidence, kind_of, read_peaks
+from ..runs.report.blocks import Report, render
 from .parse import JsonOption, parse
 from .terminal import print_json, print_text
 
@@ -45,41 +46,45 @@ def command(arguments: list[str]) -> int:
         raise UsageError("only runs are compared on one page", fix="recperf compare OLD NEW")
     if out is not None and out.suffix == ".svg" and kinds not in (["run"], ["profile"]):
         raise UsageError("an .svg is the picture of one run or profile", fix="--out page.html")
-    page = write(list(options.paths), kinds[0], out, options.peaks)
-    if options.json:
-        print_json({"report": str(page), "of": [str(path) for path in options.paths], "bytes": page.stat().st_size})
-    else:
-        if kinds == ["run"]:
-            from ..runs.report import run_report
-            from ..runs.report.blocks import render
-            from ..runs.report.reading import read
+    path, kind = options.paths[0], kinds[0]
+    inside = path / NAMES.get(kind, "") if path.is_dir() else path.with_name(f"{path.name.partition('.json')[0]}.html")
+    from ..runs.report import page, run_report
 
-            print_text(render(run_report.report(read(options.paths[0]), "r1")))
-        print_text(f"  page      {page}")
+    if len(kinds) > 1:
+        written = run_report.write(list(options.paths), out or Path("report-compare.html"))
+    else:
+        report = report_of(path, kind, options.peaks)
+        written = page.save(report, out or inside)
+        if kind == "run" and not options.json:
+            print_text(render(report))
+    if options.json:
+        paths = [str(path) for path in options.paths]
+        print_json({"report": str(written), "of": paths, "bytes": written.stat().st_size})
+    else:
+        print_text(f"  page      {written}")
     return 0
 
 
-def write(paths: list[Path], kind: str, out: Path | None, peaks: Path | None) -> Path:
-    path = paths[0]
-    inside = path / NAMES.get(kind, "") if path.is_dir() else path.with_name(f"{path.name.partition('.json')[0]}.html")
+def report_of(path: Path, kind: str, peaks: Path | None) -> Report:
+    """The report of a run, a profile or a trace."""
     if kind == "run":
         from ..runs.report import run_report
 
-        return run_report.write(paths, out or (inside if len(paths) == 1 else Path("report-compare.html")))
+        return run_report.report(Evidence(path), "r1")
     if kind == "profile":
         from .. import jsonfile
-        from ..runs.report.profile_report import write_page as write_profile
-        from ..runs.report.reading import read_peaks
+        from ..runs.report import profile_report, step_sections
         from ..runs.step_report import load_any
 
         file = path / "profile.json" if path.is_dir() else path
         profile = load_any(file)
         if not isinstance(profile, Profile):
-            return profile.page(out or inside)
+            return step_sections.report_of(profile)
         machine = file.with_name("machine.json")
         facts = jsonfile.read(machine) if machine.exists() else None
-        return write_profile(profile, read_peaks(file.with_name("peaks.json")), facts, out or inside)
-    from ..runs.report.trace_report import write_page
+        return profile_report.report(profile, read_peaks(file.with_name("peaks.json")), facts)
+    from ..runs.report import trace_report
     from .profile_trace import analysis_of
 
-    return write_page(analysis_of(path, peaks), out or inside)
+    analysis = analysis_of(path, peaks)
+    return trace_report.report(analysis, viewer=trace_report.viewer(Path(analysis.file)))

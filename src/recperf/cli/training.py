@@ -18,7 +18,7 @@ from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageErro
 from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
 from ..jsonfile import as_json, require
-from ..runs.evidence import differences
+from ..runs.evidence import Evidence, differences
 from ..runs.record import JOB, Busy, Run, profile_of, read_config
 from ..runs.result import Result, fault
 from ..runs.resume import (
@@ -206,20 +206,17 @@ def report_finished(record: Run, result: Result, config: Any, options: Options[A
 
 def conclude_run(record: Run, result: Result, options: Options[Any], terminal: Terminal) -> int:
     """Print the result, write the page, and return the exit code."""
-    from ..runs.report import run_report
-    from ..runs.report.reading import Reading, read
+    from ..runs.report import page, run_report
 
-    # The few facts need no file of the run but its profile.
-    whole = read(record.folder) if options.verbose else None
-    short = Reading(record.folder, result.workload, {}, {}, result, profile=profile_of(record))
-    terminal.show(run_report.report(whole or short, "r1"))
+    report = run_report.report(Evidence(record.folder), "r1")
+    terminal.show(report)
     if not options.report or options.verbose:
         terminal.facts(("run", str(record.folder)))
     if options.report:
         with FLAG.explained("; the run is complete, only its page is missing", f"recperf report {record.folder}"):
             FLAG.poll()
             with page_optional(terminal):
-                terminal.facts(("page", str(run_report.write([record.folder], record.folder / "report.html"))))
+                terminal.facts(("page", str(page.save(report, record.folder / "report.html"))))
     if options.json:
         print_json(as_json(result))
     if not result.quality.met:

@@ -22,10 +22,10 @@ from ..jsonfile import Struct
 from ..measure.limits import TEXTS
 from ..measure.profile_records import SCHEMA, Profile, Trust
 from . import step_report
+from .evidence import kind_of
 from .record import read_config
 from .report.compare import changed_fields
 from .report.formats import percent, printable
-from .report.reading import kind_of
 from .report.step_sections import why_missing
 from .schemas import Machine, read_file, require_schema
 

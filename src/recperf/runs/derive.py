@@ -89,7 +89,7 @@ def result_of(evidence: Evidence, stated: Stated) -> Result:
         data=data,
         provenance=Provenance(
             **stated.origin,
-            machine=evidence.fingerprint,
+            machine=evidence.machine["fingerprint"],
             seed=evidence.seeds()[0],
             data_digest=data.digest,
             started=progress.started,
@@ -146,11 +146,10 @@ def _performance(evidence: Evidence, stated: Stated) -> Performance:
     performance = Performance(
         device=stated.device, settings=stated.settings, **speed, budget=None, steps_in_budget=0
     )  # fmt: skip
-    if evidence.has("profile.json"):
-        profile = evidence.profile
+    if profile := evidence.profile:
         performance.budget, performance.steps_in_budget = budget_of(profile), profile.steps
         performance.tables = profile.tables
-        performance.mfu = mfu(profile, evidence.peaks if evidence.has("peaks.json") else None, speed["steady"])
+        performance.mfu = mfu(profile, evidence.peaks, speed["steady"])
         if profile.communication and profile.communication.each:
             performance.ranks = convert(profile.communication, Ranks, from_attributes=True)
     return performance

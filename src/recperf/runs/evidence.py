@@ -1,30 +1,37 @@
-"""The files of a run as evidence: read when first needed and validated as a whole, and sealed.
+"""The files of a run, read when first needed and validated as a whole; and seal.json, which reveals later changes.
 
-seal.json holds the size and digest of every evidence file, so that a later change is noticed.
+seal.json holds the size and digest of every evidence file.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import shlex
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import DataError
-from ..files import digest_of, open_regular, write_json
+from ..files import digest_of, open_regular, reading, write_json
 from ..jsonfile import Problem, Struct, as_json, fit
-from ..machine import fingerprint
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
+from ..measure.peaks import require_own
 from ..measure.peaks.records import Peaks
-from ..measure.profile_records import PAIR_SCHEMA, SCHEMA, Pair, Profile
+from ..measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
+from ..measure.profile_records import SCHEMA as PROFILE_SCHEMA
+from ..measure.trace.file import looks_like_trace
 from ..train.config import chosen_evaluation, leading, merit
-from .result import Data, Evaluation, Metrics, Result, Trial
-from .schemas import BadEvent, Event, Progress, SavedConfig, Scores, Step, parse_events, read_file
+from .record import PROFILE_MARK, read_saved_config
+from .result import SCHEMA, Data, Evaluation, Metrics, Result, Trial
+from .schemas import BadEvent, Event, Machine, Progress, SavedConfig, Scores, Step, parse_events, read_file
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
-Json = dict[str, Any]
+Series = dict[int, list[tuple[int, float]]]
+"""Pairs of step and value by seed."""
 
 SEAL_SCHEMA = 1
 SEAL = "seal.json"
@@ -35,51 +42,70 @@ EVIDENCE = (
 )  # fmt: skip
 """The evidence files, together with every trial-<seed>.json."""
 
-HOW_TO_MEASURE = {
-    "profile.json": "recperf run",
-    "pair.json": "recperf pair",
-    "peaks.json": "recperf peaks, then recperf run",
-}
-"""The commands that write evidence which training alone does not write."""
-
-
-class NoEvidence(DataError):
-    """A file is missing, or does not hold what a claim needs."""
-
 
 class Evidence:
-    """The files of one run."""
+    """The files of one run. A file that is missing, damaged or of another run is a DataError; what a run need not have
+    measured is None."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[tuple[str, Any], Any] = {}
 
     def has(self, name: str) -> bool:
-        return (self.folder / name).exists()
+        return os.path.lexists(self.folder / name)
 
     def file(self, name: str, kind: type[T], *, schema: int | None = None) -> T:
         """The content of a JSON file as `kind`."""
         if (name, kind) not in self._files:
             self._require(name)
-            try:
-                self._files[name, kind] = read_file(self.folder / name, kind, schema)
-            except DataError as error:
-                raise NoEvidence(error.what) from None
+            self._files[name, kind] = read_file(self.folder / name, kind, schema)
         content: T = self._files[name, kind]
         return content
 
     def _require(self, name: str) -> None:
-        if not os.path.lexists(self.folder / name):
-            command = f" (measure it with {HOW_TO_MEASURE[name]})" if name in HOW_TO_MEASURE else ""
-            raise NoEvidence(f"{name} is missing{command}")
+        if not self.has(name):
+            raise DataError(f"{name} is missing", where={"folder": self.folder}, fix="name the folder of a whole run")
 
     @property
-    def result(self) -> Result:
-        return self.file("result.json", Result)
+    def name(self) -> str:
+        return self.folder.resolve().name
 
     @property
+    def short_name(self) -> str:
+        """The name without the time in it, if recperf chose the name: the random end is enough to tell runs apart."""
+        return re.sub(r"-\d{8}-\d{6}-(\w{6})$", r" \1", self.name)
+
+    @property
+    def profile_command(self) -> str:
+        """The command that measures a missing profile: a run profiles itself at its end."""
+        return f"recperf run --config {shlex.quote(str(self.folder))}"
+
+    @cached_property
     def config(self) -> SavedConfig:
-        return self.file("config.json", SavedConfig, schema=1)
+        if not self.has("config.json"):
+            what = f"there is no such run{': config.json is missing' if self.folder.is_dir() else ''}"
+            raise DataError(what, where={"folder": self.folder}, fix="name a run's folder, such as runs/<name>")
+        return read_saved_config(self.folder / "config.json")
+
+    @property
+    def workload(self) -> str:
+        return self.config.workload
+
+    @cached_property
+    def result(self) -> Result:
+        path, workload = self.folder / "result.json", self.workload
+        if not self.has("result.json") and self.has(PROFILE_MARK):
+            fix = "name its profile.json; recperf compare compares two profiles"
+            raise DataError("this folder holds a profile, not a run", where={"folder": self.folder}, fix=fix)
+        if not self.has("result.json"):
+            fix = f"recperf run --resume {shlex.quote(str(self.folder))}"
+            what = "the run is not finished: result.json is missing"
+            raise DataError(what, where={"folder": self.folder}, fix=fix)
+        result = read_file(path, Result, SCHEMA)
+        if result.workload != workload:
+            what = f"result.json is of workload {result.workload!r}, config.json of {workload!r}"
+            raise DataError(what, where={"file": path})
+        return result
 
     @property
     def data(self) -> Data:
@@ -93,37 +119,42 @@ class Evidence:
     def progress(self) -> Progress:
         return self.file("progress.json", Progress)
 
-    @property
-    def profile(self) -> Profile:
-        return self.file("profile.json", Profile, schema=SCHEMA)
-
-    @property
-    def pair(self) -> Pair:
-        return self.file("pair.json", Pair, schema=PAIR_SCHEMA)
-
-    @property
-    def peaks(self) -> Peaks:
-        return self.file("peaks.json", Peaks, schema=PEAKS_SCHEMA)
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint that follows from the facts in machine.json."""
-        return own_fingerprint("machine.json", self.file("machine.json", dict[str, Any]))
+    @cached_property
+    def machine(self) -> dict[str, Any]:
+        self.file("machine.json", Machine)
+        return self.file("machine.json", dict[str, Any])
 
     @cached_property
-    def _events(self) -> list[Event]:
+    def profile(self) -> Profile | None:
+        return read_profile(self.folder / "profile.json") if self.has("profile.json") else None
+
+    @cached_property
+    def pair(self) -> Pair | None:
+        if not self.has("pair.json"):
+            return None
+        pair = self.file("pair.json", Pair, schema=PAIR_SCHEMA)
+        for name, arm in (("hot", pair.hot), ("cold", pair.cold)):
+            _require_shares(self.folder / "pair.json", arm.components, f"{name}.components")
+        return pair
+
+    @cached_property
+    def peaks(self) -> Peaks | None:
+        return read_peaks(self.folder / "peaks.json", self.machine) if self.has("peaks.json") else None
+
+    @cached_property
+    def log(self) -> list[Event]:
+        """Every event of events.jsonl. A kill can leave half a line at the end; without its newline it is no event."""
         self._require("events.jsonl")
+        path = self.folder / "events.jsonl"
         try:
-            with open(open_regular(self.folder / "events.jsonl"), "rb") as file:
-                return list(parse_events(file))
+            with reading(path), open(open_regular(path), "rb") as file:
+                return list(parse_events(line for line in file if line.endswith(b"\n")))
         except BadEvent as error:
-            raise NoEvidence(str(error)) from None
-        except OSError as error:
-            raise NoEvidence(f"cannot read events.jsonl: {error.strerror or error}") from None
+            raise DataError(str(error), where={"file": path, "line": error.line}) from None
 
     def events(self, kind: type[E], *, seed: int | None = None) -> list[E]:
         """Events of a kind in their order, of all seeds or of one."""
-        return [event for event in self._events if isinstance(event, kind) and seed in (None, event.seed)]
+        return [event for event in self.log if isinstance(event, kind) and seed in (None, event.seed)]
 
     def seeds(self) -> range:
         """The seeds that the config asks for; every one must have a trial."""
@@ -131,9 +162,9 @@ class Evidence:
         first, count = config.get("seed"), config.get("seeds")
         trials = [name for name in present(self.folder) if name.startswith("trial-")]
         if type(first) is not int or type(count) is not int:
-            raise NoEvidence("config.json names no seeds")
+            raise DataError("config.json names no seeds")
         if len(trials) != count or count < 1:
-            raise NoEvidence(f"config.json asks for {count} seeds, the run holds {len(trials)} trials")
+            raise DataError(f"config.json asks for {count} seeds, the run holds {len(trials)} trials")
         return range(first, first + count)
 
     def trials(self) -> list[Trial]:
@@ -143,10 +174,9 @@ class Evidence:
             name, history = f"trial-{seed}.json", self._history(seed)
             trial = self.file(name, Trial)
             chosen = history[chosen_evaluation([entry.metrics for entry in history])]
-            if (trial.seed, trial.metrics) != (seed, chosen.metrics):
-                raise NoEvidence(f"{name}: seed or metrics differ from the evaluation in events.jsonl that counts")
-            if trial.best != max(history, key=lambda entry: merit(entry.metrics)):
-                raise NoEvidence(f"{name}: best is not the best evaluation in events.jsonl")
+            best = max(history, key=lambda entry: merit(entry.metrics))
+            if (trial.seed, trial.metrics, trial.best) != (seed, chosen.metrics, best):
+                raise DataError(f"{name}: seed or metrics differ from the evaluation in events.jsonl that counts")
             trials.append(trial)
         return trials
 
@@ -157,28 +187,71 @@ class Evidence:
             if event.split == "valid":
                 metrics = fit(event.metrics, Metrics)
                 if isinstance(metrics, Problem) or leading(metrics) not in metrics or event.epoch is None:
-                    raise NoEvidence(f"events.jsonl has an evaluation of seed {seed} that is damaged")
+                    raise DataError(f"events.jsonl has an evaluation of seed {seed} that is damaged")
                 history.append(Evaluation(step=event.step, epoch=event.epoch, metrics=metrics))
         if not history:
-            raise NoEvidence(f"events.jsonl has no evaluation of seed {seed}")
+            raise DataError(f"events.jsonl has no evaluation of seed {seed}")
         return history
 
     def losses(self, seed: int) -> list[float]:
         """The loss of every step of a seed; each step must be in the log exactly once."""
         steps = sorted(self.events(Step, seed=seed), key=lambda event: event.step)
         losses = [event.loss for event in steps if event.loss is not None]
-        complete = [event.step for event in steps] == [*range(1, len(losses) + 1)]
-        if len(losses) < 2 or not complete:
-            raise NoEvidence(f"events.jsonl does not have every step of seed {seed} once")
+        if len(losses) < 2 or [event.step for event in steps] != [*range(1, len(losses) + 1)]:
+            raise DataError(f"events.jsonl does not have every step of seed {seed} once")
         return losses
 
 
-def own_fingerprint(place: str, machine: Json) -> str:
-    """The fingerprint that follows from the facts of a machine; it must be the one that is stated."""
-    derived = fingerprint({name: fact for name, fact in machine.items() if name != "fingerprint"})
-    if machine.get("fingerprint") != derived:
-        raise NoEvidence(f"{place} states {machine.get('fingerprint')!r}, its facts give {derived}")
-    return derived
+def curve(log: Iterable[Event], name: str) -> Series:
+    """A loss, a norm or an evaluated metric over the steps, by seed."""
+    series: Series = {}
+    for event in log:
+        value = None
+        if isinstance(event, Step):
+            value = getattr(event, name, None)
+        elif isinstance(event, Scores) and event.kind == "metric":
+            value = event.metrics.get(name)
+        if isinstance(value, (int, float)) and math.isfinite(value) and event.seed is not None:
+            series.setdefault(event.seed, []).append((event.step, float(value)))
+    return series
+
+
+def read_peaks(path: Path, machine: dict[str, Any] | None = None) -> Peaks | None:
+    """The ceilings in a file, which must be those of the machine; None if there is no such file."""
+    if not path.exists():
+        return None
+    peaks = read_file(path, Peaks, PEAKS_SCHEMA, what="is damaged", fix="recperf peaks")
+    if machine is not None:
+        require_own(peaks, machine, file=path)
+    return peaks
+
+
+def read_profile(path: Path) -> Profile:
+    profile = read_file(path, Profile, PROFILE_SCHEMA)
+    _require_shares(path, profile.components, "components")
+    return profile
+
+
+def _require_shares(path: Path, components: list[Component], where: str) -> None:
+    shares = [component.share for component in components]
+    if not shares or min(shares) < 0 or abs(math.fsum(shares) - 1) > 0.01:
+        raise DataError(f"{path.name} does not fit: the shares of {where} do not sum to 1", where={"file": path})
+
+
+def kind_of(path: Path) -> str:
+    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
+    if path.is_dir():
+        if (path / PROFILE_MARK).exists():
+            return "profile"
+        if any((path / name).exists() for name in ("config.json", "result.json")):
+            return "run"
+        if (path / "profile.json").exists():
+            return "profile"
+        return "traces" if any(path.glob("*.json")) or any(path.glob("*.json.gz")) else "run"
+    if not path.is_file():
+        what = "not a file" if path.exists() else "there is nothing at this path"
+        raise DataError(what, where={"file": path}, fix="name a run, a profile or a trace")
+    return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
 
 
 class SealedFile(Struct):

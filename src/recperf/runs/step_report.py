@@ -25,11 +25,10 @@ class Report(StepProfile):
 
     def page(self, path: str | Path) -> Path:
         """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step."""
-        from .report import page, timeline
+        from .report import page
         from .report.step_sections import report_of
 
-        picture = Path(path).suffix == ".svg"
-        return page.write(timeline.picture_of(report_of(self)) if picture else self.html(), Path(path))
+        return page.save(report_of(self), Path(path))
 
     def __str__(self) -> str:
         return self.text()
@@ -57,7 +56,7 @@ class Report(StepProfile):
         from .report import page
         from .report.step_sections import report_of
 
-        return page.render("what limits the step", [report_of(self)])
+        return page.html_of(report_of(self))
 
 
 def load(path: str | Path) -> Report:
@@ -78,7 +77,7 @@ def load(path: str | Path) -> Report:
 
 def load_any(path: Path) -> Report | Profile:
     """Read the profile of a program, or of a workload."""
-    from .report.reading import read_profile
+    from .evidence import read_profile
 
     content = read(path, named=True)
     is_program = isinstance(content, dict) and content.get("kind") == KIND

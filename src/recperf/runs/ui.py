@@ -25,14 +25,14 @@ from ..files import open_regular
 from ..jsonfile import Struct
 from ..train.config import leading
 from . import step_report
-from .record import PROFILE_MARK, read_config
+from .evidence import Evidence, curve, read_peaks
+from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
-from .report.profile_report import html as profile_html
-from .report.reading import Events, Reading, read, read_peaks, read_profile, read_result
+from .report.profile_report import report as profile_report
 from .report.run_report import CURVES
-from .schemas import BadEvent
+from .schemas import BadEvent, Event, parse_events
 
 HOST = "127.0.0.1"
 MOST = 1000
@@ -115,8 +115,8 @@ class Runs:
         folder = self.named(name)
         with self._lock:
             events = self._logs.setdefault(name, Log(folder / "events.jsonl")).read()
-        metric = next((one for one in CURVES if events.history(one)), "")
-        series = {"training loss": events.losses, fmt.metric(metric) if metric else "": events.history(metric)}
+        metric = next((one for one in CURVES if curve(events, one)), "")
+        series = {"training loss": curve(events, "loss"), fmt.metric(metric) if metric else "": curve(events, metric)}
         return {
             title: [[group.step, group.mean] for group in grouped(points)] for title, points in series.items() if points
         }
@@ -129,18 +129,20 @@ class Runs:
                 profile = step_report.load_any(folders[0] / "profile.json")
                 if isinstance(profile, step_report.Report):
                     return profile.html()
-                return profile_html(profile, read_peaks(folders[0] / "peaks.json"), None)
-            readings: list[Reading] = [read(folder) for folder in folders]
-            return run_report.html(readings)
+                return page.html_of(profile_report(profile, read_peaks(folders[0] / "peaks.json")))
+            runs = [Evidence(folder) for folder in folders]
+            if len(runs) == 1:
+                return page.html_of(run_report.report(runs[0], "r1"))
+            return run_report.compared_html(runs)
 
 
 class Log:
     """Follows the log of a run, which may be written meanwhile: every line is read once."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._end, self._events, self._broken = path, 0, Events(), False
+        self._path, self._end, self._events, self._broken = path, 0, list[Event](), False
 
-    def read(self) -> Events:
+    def read(self) -> list[Event]:
         try:
             handle = open_regular(self._path)
         except (OSError, RecperfError):
@@ -148,14 +150,14 @@ class Log:
         with open(handle, "rb") as file:
             if os.fstat(handle).st_size < self._end:
                 # A run that was resumed goes back to its checkpoint.
-                self._end, self._events, self._broken = 0, Events(), False
+                self._end, self._events, self._broken = 0, [], False
             file.seek(self._end)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self._end += len(whole)
         if not self._broken:
             try:
-                self._events.take(whole.splitlines())
+                self._events += parse_events(whole.splitlines())
             except BadEvent:
                 self._broken = True
         return self._events
@@ -173,10 +175,11 @@ def _entry(name: str, folder: Path) -> Entry:
             else:
                 entry.workload, entry.step = profile.workload or "", fmt.time(profile.overhead.plain_ms)
             return entry
-        entry.workload = read_config(folder)[0]
-        if not os.path.lexists(folder / "result.json"):
+        run = Evidence(folder)
+        entry.workload = run.workload
+        if not run.has("result.json"):
             return entry
-        result = read_result(folder, entry.workload)
+        result = run.result
         entry.state = "finished"
         quality, performance = result.quality, result.performance
         if (metric := leading(quality.metrics)) in quality.metrics:
@@ -185,8 +188,8 @@ def _entry(name: str, folder: Path) -> Entry:
             entry.quality = f"{fmt.metric(metric)} {quality.metrics[metric]:.4f}{spread}"
         entry.speed = fmt.throughput(performance.steady or performance.overall)
         entry.step = fmt.time(performance.step_ms.p50) if performance.step_ms else ""
-        if (folder / "profile.json").exists():
-            entry.limit = read_profile(folder / "profile.json").verdict.limit
+        if run.profile:
+            entry.limit = run.profile.verdict.limit
     except (RecperfError, OSError) as error:
         entry.state, entry.problem = "damaged", fmt.printable(str(error))
     return entry

@@ -11,6 +11,7 @@ from ...jsonfile import Struct
 from ...measure.records import Percentiles
 from ...train.config import leading
 from ...units import digits
+from ..evidence import Evidence
 from ..result import Target
 from ..resume import change_text
 from . import charts
@@ -18,7 +19,6 @@ from . import formats as fmt
 from .blocks import Block, Cell, Figure, Report, Section, Table, Text
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric, percent, sentence
-from .reading import Reading
 from .step_sections import keyed
 
 HELD_OUT = ("data.holdout", "data.split_seed")
@@ -65,13 +65,13 @@ class Comparison(Struct):
     limit: Values
 
 
-def compare(runs: Sequence[Reading]) -> Comparison:
+def compare(runs: Sequence[Evidence]) -> Comparison:
     """Compare every run with the first."""
     return Comparison(
         runs=[ComparedRun(name, str(run.folder), run.workload) for name, run in zip(labels(runs), runs)],
         notes=notes_on(runs),
         comparable=_same_rows(runs),
-        config=changed_fields([run.config for run in runs]),
+        config=changed_fields([run.config.config for run in runs]),
         quality=quality(runs),
         speed=speed(runs),
         budget=budget(runs),
@@ -88,14 +88,14 @@ def summary(comparison: Comparison) -> str:
     return sentence("; ".join(filter(None, [_differing(comparison), score, step, limit])))
 
 
-def _same_rows(runs: Sequence[Reading]) -> bool:
+def _same_rows(runs: Sequence[Evidence]) -> bool:
     """Whether all runs were scored on the same rows."""
-    data = [(run.result.data, flatten(run.config)) for run in runs]
+    data = [(run.result.data, flatten(run.config.config)) for run in runs]
     rows = {(one.digest, one.split, one.valid_rows, *(fields.get(name) for name in HELD_OUT)) for one, fields in data}
     return len(rows) == 1
 
 
-def labels(runs: Sequence[Reading]) -> tuple[str, ...]:
+def labels(runs: Sequence[Evidence]) -> tuple[str, ...]:
     """The name of each run; names that occur twice are numbered."""
     names = [run.short_name for run in runs]
     return tuple(
@@ -111,7 +111,7 @@ def changed_fields(configs: Sequence[ConfigValues]) -> dict[str, Values]:
     return {name: values for name, values in rows.items() if any(value != values[0] for value in values[1:])}
 
 
-def notes_on(runs: Sequence[Reading]) -> list[str]:
+def notes_on(runs: Sequence[Evidence]) -> list[str]:
     results, origins = [run.result for run in runs], [run.result.provenance for run in runs]
     workloads, commits = sorted({run.workload for run in runs}), {origin.commit for origin in origins}
     machines, devices = {origin.machine for origin in origins}, {result.performance.device for result in results}
@@ -134,7 +134,7 @@ def notes_on(runs: Sequence[Reading]) -> list[str]:
     return notes
 
 
-def quality(runs: Sequence[Reading]) -> Rows:
+def quality(runs: Sequence[Evidence]) -> Rows:
     parts, rows = [run.result.quality for run in runs], {}
     for name in _union(part.metrics for part in parts):
         values = tuple(part.metrics.get(name) for part in parts)
@@ -157,7 +157,7 @@ def _chance(values: Sequence[float | None], spreads: Sequence[float | None]) -> 
     return "beyond the seeds' spread" if all(clear) else "" if any(clear) else "within the seeds' spread"
 
 
-def speed(runs: Sequence[Reading]) -> Rows:
+def speed(runs: Sequence[Evidence]) -> Rows:
     parts = [run.result.performance for run in runs]
     steps = [part.step_ms for part in parts]
     return {
@@ -179,7 +179,7 @@ def _overlap(steps: Sequence[Percentiles | None]) -> str:
     return f"{others[0].p50 / first.p50:.2f} x the first" if len(others) == 1 else "p20 to p80 apart from the first"
 
 
-def budget(runs: Sequence[Reading]) -> Rows:
+def budget(runs: Sequence[Evidence]) -> Rows:
     steps = [in_order(run.profile.components) if run.profile else [] for run in runs]
     shares = [{part.name: part.share for part in parts} for parts in steps]
     phases = {part.name: part for parts in steps for part in parts}

@@ -38,6 +38,19 @@ def write(text: str, out: Path) -> Path:
     return out
 
 
+def save(report: Report, out: Path) -> Path:
+    """Write the page of a report; a name in .svg asks for the picture of its step."""
+    if out.suffix == ".svg":
+        from .timeline import picture_of
+
+        return write(picture_of(report), out)
+    return write(html_of(report), out)
+
+
+def html_of(report: Report) -> str:
+    return render(f"{report.title}: {report.name}" if report.name else report.title, [report])
+
+
 def render(
     title: str,
     reports: list[Report],

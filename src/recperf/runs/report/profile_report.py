@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from ...measure.limits import ranks_sentence
@@ -11,7 +10,7 @@ from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
 from ...measure.profile_records import Profile, Trust
 from ...measure.rows import place_rows
-from . import charts, page, timeline
+from . import charts
 from . import device_sections as device
 from . import formats as fmt
 from .blocks import Block, Cell, Report, Section, Table, Text, Tile, arranged, cells, definitions
@@ -30,18 +29,6 @@ from .step_sections import (
 SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
 
 
-def html(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None) -> str:
-    """The whole report as a page."""
-    built = report(profile, peaks, machine)
-    return page.render(f"{built.title}: profile", [built])
-
-
-def write_page(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None, target: Path) -> Path:
-    if target.suffix == ".svg":
-        return page.write(timeline.picture_of(report(profile, peaks, machine)), target)
-    return page.write(html(profile, peaks, machine), target)
-
-
 def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> Report:
     # Every text of the report comes from these, so one pass here keeps control characters out of all of it.
     profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
@@ -52,7 +39,7 @@ def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any]
     return Report(
         key="profile",
         title=profile.workload or "profile",
-        name="",
+        name="profile",
         subtitle=" · ".join(subtitle),
         verdict=headline(profile.verdict),
         measured=True,

@@ -4,17 +4,17 @@ page and of a terminal."""
 from __future__ import annotations
 
 from ...train.config import CHOOSING, ORACLES, RANKED, VALIDATION, baseline_to_beat, leading
+from ..evidence import Evidence
 from ..quality import best_of, compared, standing
 from ..result import Difference, Metrics, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import charts
 from .blocks import Block, Cell, Figure, Section, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
-from .reading import Reading
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
 
 
-def sections(run: Reading, key: str) -> list[Section]:
+def sections(run: Evidence, key: str) -> list[Section]:
     part, target = run.result.quality, lowest(run.result.quality)
     reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(run.result)]))
     asked = target_text(run.result)

@@ -6,27 +6,24 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from ...config import flatten
 from ...measure.limits import roofline
 from ...measure.profile_records import Profile
+from ..evidence import Evidence, curve
 from ..result import Result
 from ..resume import change_text, is_free
-from . import charts, page, quality_sections, timeline
+from ..schemas import Scores
+from . import charts, page, quality_sections
 from . import formats as fmt
 from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, component, count, metric, percent
 from .profile_report import step_sections_of
 from .quality_sections import lowest, outcome, quality_fact, target_text
-from .reading import Reading, read
 from .step_sections import advice_facts, headline, keyed
-
-if TYPE_CHECKING:
-    pass
 
 CURVES = ("auc", "accuracy", "log_loss", "ndcg_10")
 """Metrics over the steps; the first that was evaluated is drawn."""
@@ -35,16 +32,13 @@ UNSTEADY = 1.25
 
 
 def write(folders: list[Path], out: Path) -> Path:
-    """Write the page of one run, or of several with their comparison on top; a name in .svg asks for the picture of a
-    step of the first."""
-    if out.suffix == ".svg":
-        return page.write(timeline.picture_of(report(read(folders[0]), "r1")), out)
-    return page.write(html([read(folder) for folder in folders]), out)
+    """Write the page of one run, or of several with their comparison on top."""
+    runs = [Evidence(folder) for folder in folders]
+    return page.save(report(runs[0], "r1"), out) if len(runs) == 1 else page.write(compared_html(runs), out)
 
 
-def html(runs: list[Reading]) -> str:
-    if len(runs) == 1:
-        return page.render(f"{runs[0].workload}: {runs[0].name}", [report(runs[0], "r1")])
+def compared_html(runs: list[Evidence]) -> str:
+    """The page of several runs with their comparison on top."""
     from .compare import compare, comparison_sections, summary
 
     comparison = compare(runs)
@@ -67,14 +61,14 @@ def html(runs: list[Reading]) -> str:
     )
 
 
-def _names(runs: list[Reading]) -> str:
+def _names(runs: list[Evidence]) -> str:
     names = list(dict.fromkeys(run.short_name for run in runs))
     if len(names) > 3:
         return f"{len(names)} runs"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
-def report(run: Reading, key: str, *, short: bool = False) -> Report:
+def report(run: Evidence, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
     verdict = run.profile.verdict if run.profile else None
     listed = [*quality_sections.sections(run, key), *step_sections(run, key)]
@@ -109,7 +103,7 @@ def _subtitle(result: Result) -> list[str]:
     return [*parts, *([outcome(result)] if target_text(result) else [])]
 
 
-def _facts(run: Reading) -> list[tuple[str, str | Cell]]:
+def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     result, performance = run.result, run.result.performance
     step = f"{fmt.time(performance.step_ms.p50)} a step" if performance.step_ms else "too few steps to time one"
     device = performance.device + (f", {len(performance.ranks.each)} ranks" if performance.ranks else "")
@@ -125,7 +119,7 @@ def _facts(run: Reading) -> list[tuple[str, str | Cell]]:
     return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(run.profile.advice)]
 
 
-def _badges(run: Reading) -> list[Badge]:
+def _badges(run: Evidence) -> list[Badge]:
     badges = []
     if run.result.data.synthetic:
         badges.append(Badge("synthetic data", "warning"))
@@ -139,7 +133,7 @@ def _badges(run: Reading) -> list[Badge]:
     return badges
 
 
-def _tiles(run: Reading) -> list[Tile]:
+def _tiles(run: Evidence) -> list[Tile]:
     quality, performance = run.result.quality, run.result.performance
     tiles = []
     name = next((name for name in ("auc", "accuracy", "ndcg_10") if name in quality.metrics), None)
@@ -172,7 +166,7 @@ def _tiles(run: Reading) -> list[Tile]:
     ]
 
 
-def step_sections(run: Reading, key: str) -> list[Section]:
+def step_sections(run: Evidence, key: str) -> list[Section]:
     """What limits a step and where it spends its time; none where that was not measured."""
     if run.profile is None:
         return []
@@ -186,7 +180,7 @@ def step_sections(run: Reading, key: str) -> list[Section]:
     ]
 
 
-def _training_steps(run: Reading, profile: Profile) -> list[Block]:
+def _training_steps(run: Evidence, profile: Profile) -> list[Block]:
     """The steps of the training beside those of the profile."""
     performance, step = run.result.performance, run.result.performance.step_ms
     observed, plain = profile.observed, profile.overhead.plain_ms
@@ -213,7 +207,7 @@ def _training_steps(run: Reading, profile: Profile) -> list[Block]:
     return blocks
 
 
-def pair(run: Reading) -> list[Section]:
+def pair(run: Evidence) -> list[Section]:
     """The same step with hot and with cold ids; no section for a run without this comparison."""
     if run.pair is None:
         return []
@@ -232,30 +226,31 @@ def pair(run: Reading) -> list[Section]:
     return [Section("pair", "Hot and cold ids", [Text(run.pair.verdict, "lead"), table])]
 
 
-def training(run: Reading, key: str) -> Section:
-    events = run.events
-    if not events.losses and not events.metrics:
+def training(run: Evidence, key: str) -> Section:
+    losses, norms = curve(run.log, "loss"), curve(run.log, "gradient_norm")
+    evaluations = [event for event in run.events(Scores) if event.kind == "metric"]
+    if not losses and not evaluations:
         return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
-    name = next((name for name in CURVES if events.history(name)), "auc")
+    name = next((name for name in CURVES if curve(run.log, name)), "auc")
     title, bound = f"validation {metric(name)}", lowest(run.result.quality).get(name)
-    by_title = {"training loss": events.losses, "gradient norm": events.norms, title: events.history(name)}
+    by_title = {"training loss": losses, "gradient norm": norms, title: curve(run.log, name)}
     panels = {panel: series for panel, series in by_title.items() if series}
-    steps = sum(len(series) for series in events.losses.values())
-    ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in events.losses.items()]
-    seeds = "1 seed" if len(events.losses) == 1 else f"{len(events.losses)} seeds"
+    steps = sum(len(series) for series in losses.values())
+    ends = [f"seed {seed}: {series[-1][1]:.3f} after step {series[-1][0]:,}" for seed, series in losses.items()]
+    seeds = "1 seed" if len(losses) == 1 else f"{len(losses)} seeds"
     caption = (
         f"Loss of {count(steps)} steps, {seeds}. Lines are smoothed means of at most "
         f"{charts.GROUPS} groups of steps, bands reach from the smallest to the largest value in a group."
     )
-    if events.norms:
+    if norms:
         caption += " The gradient norm is that of the dense parameters, over all ranks and before clipping."
     label = f"Training loss ({'; '.join(ends)}), gradient norm and {title} over the steps"
     draw = lambda: charts.training(panels, {} if bound is None else {title: bound})  # noqa: E731
     blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
-    names = [name for name in run.result.quality.metrics if any(name in event.metrics for event in events.metrics)]
-    if events.metrics and names:
+    names = [name for name in run.result.quality.metrics if any(name in event.metrics for event in evaluations)]
+    if names:
         rows = []
-        for event in events.metrics:
+        for event in evaluations:
             values = [event.metrics.get(name) for name in names]
             scores = [f"{value:.4f}" if isinstance(value, float) else NONE for value in values]
             rows.append(cells(event.seed, f"{event.step:,}", NONE if event.epoch is None else event.epoch, *scores))
@@ -264,7 +259,7 @@ def training(run: Reading, key: str) -> Section:
     return Section("training", "Training", blocks)
 
 
-def provenance(run: Reading) -> Section:
+def provenance(run: Evidence) -> Section:
     origin, data, facts = run.result.provenance, run.result.data, run.machine
     machine = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
     caches = (facts.get("caches") or {}).items()
@@ -299,13 +294,16 @@ def provenance(run: Reading) -> Section:
     return Section("provenance", "Where this comes from", [definitions(rows)])
 
 
-def config(run: Reading) -> Section:
-    rows = [cells(Cell(name, "code"), Cell(fmt.setting(value), "code")) for name, value in flatten(run.config).items()]
+def config(run: Evidence) -> Section:
+    rows = [
+        cells(Cell(name, "code"), Cell(fmt.setting(value), "code"))
+        for name, value in flatten(run.config.config).items()
+    ]
     table = Table(("field", "value"), rows, "As saved in config.json.", fold=f"All {len(rows)} fields", left=(1,))
     return Section("config", "Config", [table])
 
 
-def reproduce(run: Reading) -> Section:
+def reproduce(run: Evidence) -> Section:
     origin = run.result.provenance
     blocks: list[Block] = []
     if origin.commit:

@@ -80,7 +80,7 @@ def report_of(profile: StepProfile) -> Report:
     return Report(
         key="step",
         title=profile.program["script"] if profile.program else "step",
-        name="",
+        name="profile",
         subtitle=" · ".join(subtitle),
         verdict=headline(verdict),
         measured=True,

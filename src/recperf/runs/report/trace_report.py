@@ -13,7 +13,7 @@ from ...measure.limits import ranks_sentence
 from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, TraceLimit
 from . import device_sections as device
 from . import formats as fmt
-from . import page, step_sections, timeline
+from . import step_sections, timeline
 from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, arranged, definitions, table_of
 from .step_sections import last_name
 
@@ -34,12 +34,6 @@ RANKS_METHOD = (
     "same time: the rank on which it took least arrived last, and what it took longer elsewhere is waiting for a late "
     "rank. Parts and tables below are those of the slowest rank."
 )
-
-
-def write_page(analysis: TraceAnalysis, target: Path) -> Path:
-    """The whole report as a page, with the trace in it where it is small enough."""
-    built = report(analysis, viewer=viewer(Path(analysis.file)))
-    return page.write(page.render(f"{built.title}: trace", [built]), target)
 
 
 def viewer(path: Path) -> Viewer:

@@ -186,12 +186,11 @@ def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
     How its limits divide a step depends on the machine: on one with fast calls, small operators on data in the caches
     take more of it than the calls.
     """
-    from ...measure.limits import verdict_of
     from ...runs.contract import limits_lead, quality_target
 
     return (
         quality_target(lambda _, data: bounds(config, data)),
-        limits_lead(*OF_PROCESSOR, derive=verdict_of, called="the processor (calls, Python, cached data)"),
+        limits_lead(*OF_PROCESSOR, called="the processor (calls, Python, cached data)"),
     )
 
 

@@ -127,7 +127,6 @@ def bounds(config: MicroDLRMDramConfig) -> dict[str, Any]:
 
 def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
     """The loss falls on any device; on a CPU with uniform ids memory limits a step, if that is where the table lies."""
-    from ...measure.limits import verdict_of
     from ...runs.contract import in_cpu_memory, limits_lead, loss_falls, pair_ratio_as_measured, quality_target
 
     target = quality_target(lambda *_: bounds(config))
@@ -136,7 +135,7 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
         return common
     of_memory = (
         pair_ratio_as_measured("embedding"),
-        limits_lead("bandwidth", "latency", derive=verdict_of, cached_rows=True),
+        limits_lead("bandwidth", "latency", cached_rows=True),
     )
     return (*common, *(in_cpu_memory(claim) for claim in of_memory))
 
