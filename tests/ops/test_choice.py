@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 
-import example_runs as examples
 import pytest
 import torch
-from msgspec import convert
 
 from recperf.errors import MachineError
-from recperf.measure import bag_speeds as measured
-from recperf.measure.peaks.records import BagRatios, Figure, Peaks
-from recperf.models.tables import HashedTable
 from recperf.ops import bag, choice, dot, history, layer_norm, mlp
 from recperf.ops.dot import native
 
@@ -60,60 +54,6 @@ def test_a_request_that_cannot_be_met_is_an_error_with_the_option_that_avoids_it
         layer_norm.choose("native", CPU)
     with pytest.raises(MachineError, match="the native implementation of bag cannot be used: the table is"):
         bag.choose("native", torch.zeros(2, 2).half())
-
-
-class Machine:
-    """Ceilings that a comparison finds and stores, the readings it takes, and the other work meanwhile."""
-
-    def __init__(self) -> None:
-        self.peaks = convert(examples.peaks(), Peaks)
-        self.peaks.knee.bytes = 1 << 20
-        self.lookups, self.updates, self.others, self.compared = 1.9, 6.1, 0.0, 0
-
-    def measure(self, rows: int, dim: int) -> BagRatios:
-        assert 4 * rows * dim == measured.KNEES * self.peaks.knee.bytes, "whatever the size of the table"
-        self.compared += 1
-        return BagRatios(*(Figure(0.9, ratio, ratio, n=5) for ratio in (self.lookups, self.updates)))
-
-    def share(self) -> float:
-        return self.others
-
-
-@pytest.fixture
-def this(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    machine = Machine()
-    monkeypatch.setattr(measured, "measure", machine.measure)
-    monkeypatch.setattr(measured, "OtherWork", lambda: machine)
-    monkeypatch.setattr(measured, "load", lambda: machine.peaks)
-    monkeypatch.setattr(measured, "save", lambda peaks: None)
-    choice.forget_used()
-    yield machine
-    choice.forget_used()
-
-
-def large() -> HashedTable:
-    return HashedTable(("a",), 1 << 15, 64)
-
-
-def names(table: HashedTable) -> tuple[str, str]:
-    return table.bodies.sum.__name__.rpartition(".")[2], table.bag.__name__.rpartition(".")[2]
-
-
-@pytest.mark.usefixtures("native_code")
-def test_a_resumed_run_keeps_the_body_of_its_updates_whose_bits_differ(this: Machine) -> None:
-    table = large()
-    recorded = {"bag on cpu": "native", choice.BAG_UPDATE: "reference"}
-    assert (choice.used(), names(table)) == ({"bag on cpu": "native"}, ("native", "native"))
-    assert choice.replaced(recorded) == {}
-    assert (names(table), choice.used()) == (("native", "reference"), recorded)
-    stay = "updates stay torch's, as in the run that is resumed"
-    speed = "on this machine lookups are 1.9 times as fast as torch's"
-    assert table.why == f"native lookups, reference updates: {speed}; {stay}"
-    small = HashedTable(("a",), 10, 64)
-    assert small.why == f"native lookups, reference updates: the tensors are on cpu; {stay}"
-    assert choice.replaced({"bag on cpu": "native"}) == {}
-    assert (names(table), choice.used()) == (("native", "native"), {"bag on cpu": "native"})
-    assert table.why == f"native: {speed}, updates are 6.1 times as fast as torch's"
 
 
 def test_each_run_records_what_it_uses_on_a_gpu() -> None:

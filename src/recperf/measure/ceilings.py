@@ -165,8 +165,8 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
     refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of them adds what memory
     takes longer than the cache: as expected with the fastest way to gather rows in each, and at most with the measured
     implementation that loses most. Prefetching may hide part of it. How much is a convention: at least, a row takes the
-    geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached ones, or what C code
-    took where this machine compared it with torch. The range is widened by the spread of the readings.
+    geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached ones. The range is
+    widened by the spread of the readings.
     """
     figures = _figures(peaks, hot.device, hot.threads)
     if figures is None or peaks is None:
@@ -188,11 +188,7 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
         for method in far.rows[0].methods
         if all(method in row.methods for table in (far, near) for row in table.rows)
     ]
-    least = math.sqrt(memory * cache)
-    compared = peaks.bags.get(str(hot.threads), {}).get(str(row_bytes)) if hot.device == "cpu" else None
-    if compared is not None:
-        least = min(least, memory / compared.lookups.p80)
-    low, expected = ratio(least, cache), ratio(memory, cache)
+    low, expected = ratio(math.sqrt(memory * cache), cache), ratio(memory, cache)
     spread = 1 + sum(_spread(table.rows, row_bytes) for table in (far, near))
     return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
 

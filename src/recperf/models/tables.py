@@ -21,10 +21,9 @@ from torch import Tensor
 
 from ..data.batch import JaggedFeatures
 from ..measure.spans import span
-from ..ops.bag import BAG_UPDATE, Bodies, Name, choose_bodies, reference
+from ..ops.bag import Name, choose, reference
 from ..ops.bag.native import ask_for_huge_pages
 from ..ops.bag.reference import stacked_rows
-from ..ops.choice import began_with
 from ..ops.lookup import unique
 from .embeddings import Embeddings, PlacedFeatures, require_ids, require_keys
 from .init import InitialRows
@@ -81,34 +80,24 @@ class SparseGradients(Embeddings):
         """Sort the ids in the backward pass already; an update that needs no sorting turns it off."""
         self.streams = SideStreams()
         self._grouped: Any = None
-        self._requested, self._chosen_for = bag, self._basis()
-        self._chosen = self._choose()
+        self._requested, self._chosen_for = bag, (self.table_RD.dtype, self.table_RD.device)
+        self._chosen = choose(bag, self.table_RD)
 
-    def _basis(self) -> tuple[Any, ...]:
-        return self.table_RD.dtype, self.table_RD.device, began_with(BAG_UPDATE)
-
-    def _choose(self) -> Bodies:
-        from ..measure.bag_speeds import comparison
-
-        name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
-        return choose_bodies(name, self.table_RD, comparison)
-
-    @property
-    def bodies(self) -> Bodies:
-        """The implementations, chosen anew after the table changed its type or device, or the run was resumed."""
-        if self._chosen_for != self._basis():
-            self._chosen, self._chosen_for = self._choose(), self._basis()
+    def _choice(self) -> tuple[ModuleType, str]:
+        """The implementation and the reason, chosen anew after the table changed its type or device."""
+        basis = self.table_RD.dtype, self.table_RD.device
+        if self._chosen_for != basis:
+            name: Name = self._requested if self.table_RD.dtype == torch.float32 else "auto"
+            self._chosen, self._chosen_for = choose(name, self.table_RD), basis
         return self._chosen
 
     @property
     def bag(self) -> ModuleType:
-        """The implementation of everything but sums."""
-        return self.bodies.update
+        return self._choice()[0]
 
     @property
     def why(self) -> str:
-        """The implementations and the reason."""
-        return self.bodies.why
+        return self._choice()[1]
 
     def forward(self, features: JaggedFeatures) -> dict[str, Tensor]:
         pooled_FBD, _ = self.record(features)
@@ -149,7 +138,7 @@ class SparseGradients(Embeddings):
             records_UW = self.tiers.records(ids.values_U)
             rows_XD, places_V = records_UW[:, : self.tiers.dim].contiguous(), ids.inverse_N
             saved_V = places_V
-        pooled = self.bodies.sum.bag_sum(rows_XD, places_V, features.offsets_FB1)
+        pooled = self.bag.bag_sum(rows_XD, places_V, features.offsets_FB1)
         return pooled.view(len(self.keys), features.batch_size, -1), saved_V
 
     def _reset_tiered(self, initial: dict[str, InitialRows]) -> None:
@@ -322,7 +311,7 @@ class SparseTables(SparseGradients):
             return self._record_tiered(features)
         ids_V = self._ids(features)
         self.group_ahead(ids_V, features)
-        pooled = self.bodies.sum.bag_sum(self.table_RD, ids_V, features.offsets_FB1, self.starts_F)
+        pooled = self.bag.bag_sum(self.table_RD, ids_V, features.offsets_FB1, self.starts_F)
         return pooled.view(len(self.keys), features.batch_size, -1), ids_V
 
     def _ids(self, features: JaggedFeatures) -> Tensor:
@@ -375,5 +364,5 @@ class HashedTable(SparseGradients):
             return self._record_tiered(features)
         with span("hash"):
             rows_V = self.rows_of(features)
-        pooled = self.bodies.sum.bag_sum(self.table_RD, rows_V, features.offsets_FB1)
+        pooled = self.bag.bag_sum(self.table_RD, rows_V, features.offsets_FB1)
         return pooled.view(len(self.keys), features.batch_size, -1), rows_V

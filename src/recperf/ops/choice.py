@@ -17,12 +17,7 @@ from ..errors import MachineError
 
 Name = Literal["auto", "reference", "native", "triton"]
 
-BAG_UPDATE = "bag_update on cpu"
-"""The updates of bags, whose implementation may be another than that of their sums: see `ops.bag.choose_bodies`."""
-
 _used: dict[str, str] = {}
-_began: dict[str, str] = {}
-"""What the run that is resumed used of implementations that a resume keeps."""
 
 _on_gpu: dict[tuple[str, Name, torch.device], tuple[ModuleType, str]] = {}
 """What was chosen on GPUs, where nothing changes it: calls of small operators would wait for choosing again."""
@@ -73,21 +68,7 @@ def choose(
 def forget_used() -> None:
     """Begin again with what `used` lists: a process may train several runs."""
     _used.clear()
-    _began.clear()
     _on_gpu.clear()
-
-
-def note_used(name: str, body: str | None) -> None:
-    """Let `used` list an implementation that a resume keeps; None: the usual one, which it does not list."""
-    if body is None:
-        _used.pop(name, None)
-    else:
-        _used[name] = body
-
-
-def began_with(name: str) -> str | None:
-    """The implementation that the resumed run began with; None in a new run."""
-    return _began.get(name)
 
 
 def used() -> dict[str, str]:
@@ -96,13 +77,10 @@ def used() -> dict[str, str]:
 
 
 def replaced(recorded: Any) -> dict[str, tuple[str, str]]:
-    """Of recorded implementations those that this machine replaces: by which, and the reason. Updates of bags are kept
-    instead."""
+    """Of recorded implementations those that this machine replaces: by which, and the reason."""
     now: dict[str, tuple[str, str]] = {}
     if not isinstance(recorded, dict):
         return now
-    if recorded.get("bag on cpu") == "native":
-        _began[BAG_UPDATE] = str(recorded.get(BAG_UPDATE, "native"))
     for name, body in recorded.items():
         op, _, device = name.partition(" on ")
         if device in ("cpu", "cuda") and op.isidentifier() and _exists(f"{__package__}.{op}", "reference"):

@@ -127,15 +127,6 @@ class HostRates(DeviceRates, kw_only=True):
     other_threads: dict[str, Rates]
 
 
-class BagRatios(Struct):
-    """Times of torch over those of C; `source` is a digest of the code."""
-
-    lookups: Figure
-    updates: Figure
-    source: str = ""
-    other_work: Number | None = None
-
-
 class Peaks(HostRates, kw_only=True, omit_defaults=False):
     """The file of ceilings."""
 
@@ -149,8 +140,6 @@ class Peaks(HostRates, kw_only=True, omit_defaults=False):
     seconds: Number = 0.0
     huge_pages: str | None = None
     notes: list[str] = []
-    bags: dict[str, dict[str, BagRatios]] = {}
-    """By number of threads and bytes of a row; measured when such a table is first used."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
