@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.peaks.sampling import TINY
-from recperf.measure.profile_records import Component, Ids, Missing, Overhead, Profile, StepBudget
-from recperf.measure.records import Advice, Percentiles
+from recperf.measure.profile_records import Missing, Profile
+from recperf.measure.records import Advice, Observed, Operator, Percentiles
 from recperf.runs.report.profile_report import report
 from recperf.workloads import find
 from recperf.workloads.dlrm.build import PreparedDLRM
@@ -40,9 +41,9 @@ def peaks() -> Peaks:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixes are compared as ever, and each takes a step of a made-up millisecond."""
 
-    def no_round(recipe: Any, sync: Any) -> tuple[list[int], list[int]]:
+    def no_round(recipe: Any, sync: Any) -> list[int]:
         fixes_module.take_step(recipe, fixes_module.endless(recipe.order, fixes_module.EPOCHS_LATER), recipe.steps - 1)
-        return [1_000_000], [1_000_000]
+        return [1_000_000]
 
     monkeypatch.setattr(fixes_module, "_times", no_round)
 
@@ -152,7 +153,7 @@ def test_fixes_that_change_the_numbers_or_do_not_run_are_left_out(peaks: Peaks) 
 
 def measured(ms: float, losses: list[float], *, spread: float = 0.01, others: float = 0.0) -> fixes_module.Measured:
     step = Percentiles(ms * (1 - spread), ms, ms * (1 + spread))
-    return fixes_module.Measured(step=step, single=step, losses=losses, others=others)
+    return fixes_module.Measured(step=step, losses=losses, others=others)
 
 
 def one_fix(*steps: fixes_module.Measured, note: str | None = None) -> Advice:
@@ -228,15 +229,14 @@ def test_a_machine_that_drifts_is_not_credited_to_a_fix() -> None:
 def test_parts_of_another_minute_predict_nothing(
     monkeypatch: pytest.MonkeyPatch, peaks: Peaks, step: float, others: float, reason: str | None
 ) -> None:
-    """Parts from steps of 100 ms, of which 90 are products; the steps that fixes are tried on now take `step`."""
-    plain, parts = Percentiles(99.0, 100.0, 101.0), (("top", 90), ("data", 10))
-    profile: Any = StepBudget(
-        schema=2, device="cpu", steps=9, warmup=9, batch_size=64, step_ms=plain, threads=1, ids=Ids(1, 1, 4, 4, 4),
-        components=[Component(name, "", Percentiles(ms, ms, ms), ms / 100, 1e6, 1e3) for name, ms in parts],
-        overhead=Overhead(100.0, 100.0, 0.0, plain),
-    )  # fmt: skip
+    """A product takes 90 of 100 ms of a step; the steps that fixes are tried on now take `step`."""
+    product = Operator("aten::mm", "top", "product", 1, 1, 90.0, flops=1e6)
+    seen = Observed("cpu", 1, Percentiles(99.0, 100.0, 101.0), {"input": 10.0}, [product])
+    profile: Any = SimpleNamespace(
+        device="cpu", threads=1, batch_size=64, communication=None, other_work=0.0, components=[], observed=seen
+    )
     monkeypatch.setattr(fixes_module, "_measure", lambda *_: measured(step, [1.0], others=others))
-    (row,) = fixes_module.try_fixes(DLRM, None, profile, [made("onednn", None)], peaks, None, None, lambda text: None)
+    (row,) = fixes_module.try_fixes(DLRM, None, profile, [made("onednn", None)], peaks, lambda text: None)
     if reason is None:
         assert (row.status, row.note) == ("tried", None)
         assert row.predicted_range[0] <= row.predicted_gain <= row.predicted_range[1]

@@ -152,7 +152,7 @@ def test_a_change_that_does_not_run_is_not_applicable(program: Program, monkeypa
         if settings:
             raise program_trial.MachineError("RuntimeError: sparse gradients are not supported")
         step = Percentiles(1.0, 1.0, 1.0)
-        return fixes.Measured(step=step, single=step, losses=[1.0], others=0.0)
+        return fixes.Measured(step=step, losses=[1.0], others=0.0)
 
     monkeypatch.setattr(program_trial, "measured", measured)
     row = Advice("sparse", "", "sparse=True", settings={"sparse": [[1, 1]]})

@@ -11,7 +11,6 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from ..config import from_json, to_json
 from ..measure import fixes as predictions
@@ -19,7 +18,7 @@ from ..measure.fixes import Fix
 from ..measure.peaks.other_work import OtherWork
 from ..measure.peaks.records import Peaks
 from ..measure.profile import endless, spread
-from ..measure.profile_records import Overhead, Profile, TracedPart
+from ..measure.profile_records import Profile
 from ..measure.records import Advice, Percentiles
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
@@ -39,8 +38,6 @@ WORTH = 1.0
 class Measured:
     step: Percentiles
     """p20, p50 and p80 of several rounds, in ms per step."""
-    single: Percentiles
-    """p20, p50 and p80 of single steps that each wait for the device, as the plain steps of a profile do."""
     losses: list[float]
     """The first ones from initial weights."""
     others: float | None
@@ -53,13 +50,11 @@ def try_fixes(
     profile: Profile,
     fixes: list[Fix],
     peaks: Peaks,
-    parts: list[TracedPart] | None,
-    doubt: str | None,
     say: Callable[[str], None],
 ) -> list[Advice]:
     """Measure each fix of a workload alone, then all together that kept the losses; the advice has the gains.
 
-    Gains are predicted again for the step that the fixes are measured against, unless it is not the profile's any more.
+    No gain is predicted where the step that they are measured against is not the profile's any more.
     """
 
     def measure(changed: Any) -> Measured:
@@ -67,9 +62,9 @@ def try_fixes(
 
     say("trying fixes: measuring the step without any")
     base = measure(config)
-    doubt = doubt or predictions.too_busy(base.others) or predictions.drifted(profile.overhead.plain, base.single)
-    unclocked = replace(profile, overhead=Overhead(base.step.p50, base.step.p50, 0.0, base.step))
-    fixes, rows = predictions.suggest(fixes, unclocked, parts, peaks, doubt)
+    doubt = predictions.too_busy(base.others) or predictions.drifted(profile.observed.step_ms, base.step)
+    predictor = predictions.Predictor(profile, peaks, doubt)
+    fixes, rows = predictor.suggest(fixes)
     # On a GPU a faster kernel may show only once launches no longer limit the step; on a CPU nothing hides it.
     worth = WORTH if profile.device == "cpu" else 0.0
     accepted, unchanged = try_each(fixes, rows, measure, config, base, say, worth)
@@ -85,7 +80,7 @@ def try_fixes(
         tolerance=sum(fix.tolerance for fix in combined),
     )
     names = [name for fix in combined for name in (fix.name, *fix.implies)]
-    row = predictions.row_of(whole, predictions.prediction(unclocked, names, parts, peaks), doubt, profile)
+    row = predictor.row(whole, names)
     try_fix(measure, config, whole, row, unchanged)
     return [*rows, row]
 
@@ -193,16 +188,16 @@ def _measure(workload: Workload, config: Any) -> Measured:
         first = recipe.order.batches(0)
         losses = [float(take_step(recipe, first, step)[0]) for step in range(min(COMPARED, len(recipe.order)))]
         del first  # Its batches may hold rows of tables in tiers.
-        single, rounds = _times(recipe, sync)
+        rounds = _times(recipe, sync)
     del trial, recipe
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return Measured(step=spread(rounds), single=spread(single), losses=losses, others=others.share())
+    return Measured(step=spread(rounds), losses=losses, others=others.share())
 
 
-def _times(recipe: Recipe, sync: Callable[[], None]) -> tuple[list[int], list[int]]:
-    """ns of single steps, and ns per step of rounds, at whose ends only a GPU is synchronised."""
+def _times(recipe: Recipe, sync: Callable[[], None]) -> list[int]:
+    """ns per step of rounds, at whose ends a GPU is synchronised."""
     batches: Iterator[Any] = endless(recipe.order, recipe.epochs + EPOCHS_LATER)
 
     def several(count: int) -> int:
@@ -216,4 +211,4 @@ def _times(recipe: Recipe, sync: Callable[[], None]) -> tuple[list[int], list[in
     several(1)
     single = [several(1) for _ in range(5)]
     count = min(50, round(ROUND_NS / sorted(single)[2]))
-    return single, [several(count) for _ in range(5)] if count > 1 else single
+    return [several(count) for _ in range(5)] if count > 1 else single

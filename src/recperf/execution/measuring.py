@@ -11,10 +11,10 @@ from torch import Tensor
 from ..distributed.ranks import current
 from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
-from ..measure import fixes, measuring
+from ..measure import measuring
 from ..measure.ceilings import hot_bytes
 from ..measure.cost import Cost
-from ..measure.fixes import Fix
+from ..measure.fixes import Fix, Predictor
 from ..measure.measuring import MeasuredSteps, measure_steps
 from ..measure.observing import Observer
 from ..measure.peaks import with_threads
@@ -40,9 +40,9 @@ def measure_run(job: Job, trial: Trial | None, peaks: Peaks | None) -> None:
     if peaks is not None:
         require_threads(peaks, notice)
     trial = trial or prepared.trial(job.config.seed)
-    profile, pair, observer = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
+    profile, pair, _ = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
     if current().choose(True, several=False):
-        profile.advice = advise(prepared, profile, tables_of(observer), peaks)[1]
+        profile.advice = advise(prepared, profile, peaks)[1]
     # Files of an earlier start of this run would contradict the profile.
     run.remove(*MEASURED)
     for name, content in (("peaks.json", peaks), ("pair.json", pair), ("profile.json", profile)):
@@ -55,14 +55,12 @@ def tables_of(observer: Observer | None) -> StepTables | None:
     return analyse(observer.trace) if observer is not None and observer.trace and observer.traced else None
 
 
-def advise(
-    prepared: Prepared, profile: Profile, tables: StepTables | None, peaks: Peaks | None
-) -> tuple[list[Fix], list[Advice]]:
+def advise(prepared: Prepared, profile: Profile, peaks: Peaks | None) -> tuple[list[Fix], list[Advice]]:
     """The fixes of a workload by their predicted gain, with an advice about each; where there are none, a larger batch
     if that helps."""
-    doubt = fixes.doubt(profile, profile.other_work)
-    switches, advice = fixes.suggest(prepared.fixes(), profile, tables.parts if tables else None, peaks, doubt)
-    larger = None if advice or peaks is None else fixes.larger_batch(profile, doubt)
+    predictor = Predictor(profile, peaks)
+    switches, advice = predictor.suggest(prepared.fixes())
+    larger = None if advice else predictor.larger_batch()
     return switches, advice if larger is None else [larger]
 
 

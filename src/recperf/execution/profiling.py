@@ -18,7 +18,7 @@ from ..config import to_json
 from ..distributed.ranks import current
 from ..distributed.shares import own_part
 from ..machine import machine_facts
-from ..measure import fixes, limits
+from ..measure import limits
 from ..measure.experiments import SECONDS
 from ..measure.limits import swept_ms
 from ..measure.measuring import STEPS
@@ -98,10 +98,9 @@ def profile(
     )
     del trial
     if world.choose(True, several=False):
-        ranked, result.advice = advise(prepared, result, traced, peaks)
+        ranked, result.advice = advise(prepared, result, peaks)
         if options.try_fixes and ranked and peaks is not None:
-            doubt, parts = fixes.doubt(result, result.other_work), traced.parts if traced else None
-            result.advice = try_fixes(workload, config, result, ranked, peaks, parts, doubt, say)
+            result.advice = try_fixes(workload, config, result, ranked, peaks, say)
     else:
         result.advice = Missing(SINGLE_PROCESS)
     result.trust = _trust(result, config, traced)

@@ -303,7 +303,7 @@ def main(request: Path, result: Path) -> None:
     if outcome.code or len(times) < FEWEST:
         raise SystemExit(f"the program ended with exit code {outcome.code} after {clock.seen} steps")
     step = spread(times)
-    measured = Measured(step=step, single=step, losses=losses, others=clock.others)
+    measured = Measured(step=step, losses=losses, others=clock.others)
     result.write_text(json.dumps(plain_json(measured)))
 
 

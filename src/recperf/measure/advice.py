@@ -130,6 +130,11 @@ class Evidence:
         calling = max(0.0, self.host_ms - (self.observed.long_python_ms or 0.0))
         return calling * sum(row.kernels for row in rows) / kernels if self.counts_host else 0.0
 
+    def python_ms(self, rows: Iterable[DividedOperator]) -> float:
+        """CPU: the time of Python that calls some operators, by their number."""
+        calls = sum(row.python_calls for row in self.operators)
+        return self.ms("python") * sum(row.python_calls for row in rows) / calls if calls and self.on_cpu else 0.0
+
     def _after(self, saved: float, host: float) -> float:
         """The step without some time, with more or less time of the host. A device needs the time of its work, and the
         host that of its own, beside what it waits for."""
@@ -151,8 +156,13 @@ class Evidence:
         advice = Advice(name, seen, change, settings=settings)
         if self.ceilings is None:
             return advice
-        gain = [step / self._after(*part) for part in ((saved / 2, host / 2), (saved, host), (goes, host))]
+        gain = self.gains(goes, needs, host)
         return replace(advice, predicted_gain=gain[1], predicted_range=[min(gain), max(gain)])
+
+    def gains(self, goes: float, needs: float, host: float) -> list[float]:
+        """The gain with half of the saving, with the saving, and where the changed way needs nothing."""
+        cases = ((goes - needs) / 2, host / 2), (goes - needs, host), (goes, host)
+        return [self.step_ms / self._after(*case) for case in cases]
 
 
 def best(suggestions: Iterable[Advice | None]) -> Advice | None:
