@@ -10,7 +10,7 @@ from typing import Any
 
 from recperf.jsonfile import as_json, require
 from recperf.measure.attribution import LIMITS
-from recperf.runs.quality import add_detail
+from recperf.runs.derive import add_detail
 from recperf.runs.result import Quality, Target
 from recperf.runs.schemas import SavedScores
 

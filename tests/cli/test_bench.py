@@ -12,8 +12,8 @@ import pytest
 
 from recperf import places
 from recperf.cli import bench as cli
+from recperf.runs.derive import best_of
 from recperf.runs.evidence import Evidence
-from recperf.runs.quality import best_of
 from recperf.runs.report import bench as benches
 from recperf.runs.report.bench import BenchModel
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from recperf.runs.quality import best_of, combined, interval
+from recperf.runs.derive import best_of, combined, interval
 from recperf.train.metrics import Resampling, Tally, auc, binary_metrics, normalized_entropy
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..distributed.ranks import Ranks
 from ..errors import DataError
 from ..jsonfile import sealed
-from ..runs.quality import LEAKED_AUC, few_rows
+from ..runs.derive import LEAKED_AUC, few_rows
 from ..runs.record import Run
 from ..runs.result import Baselines
 from ..stop import poll

@@ -18,9 +18,8 @@ from ..jsonfile import Struct, as_json, shorten
 from ..measure.ceilings import cache_holds, cold_over_hot, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..units import size
-from .derive import Stated, bounds, quality_of, result_of
+from .derive import Stated, bounds, compared, quality_of, result_of
 from .evidence import Evidence, differences, present
-from .quality import compared
 from .report.formats import printable
 from .result import fault
 

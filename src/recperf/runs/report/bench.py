@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...jsonfile import Number, Struct
+from ..derive import best_of, combined, interval, standing
 from ..evidence import Evidence
-from ..quality import best_of, combined, interval, standing
 from ..result import Difference, Interval, Metrics, RankingDifference, Result
 from ..schemas import SampledScores, SavedScores
 from . import formats as fmt

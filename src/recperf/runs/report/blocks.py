@@ -140,15 +140,6 @@ def arranged(sections: list[Section], shown: tuple[str, ...] = SHOWN) -> list[Se
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One headline number of a page."""
-
-    label: str
-    value: str
-    note: str
-
-
-@dataclass(frozen=True)
 class Badge:
     text: str
     tone: str
@@ -172,7 +163,6 @@ class Report:
     badges: list[Badge] = field(default_factory=list)
     facts: list[tuple[str, str | Cell]] = field(default_factory=list)
     """What matters most, by name; an empty name continues the fact before it."""
-    tiles: list[Tile] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)
 
 

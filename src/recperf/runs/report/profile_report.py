@@ -1,25 +1,41 @@
-"""The report of a profile of a workload, as text and as a page."""
+"""The report of a profile of a workload, and the sections about the device and ranks: kernels, roofline, idle time,
+transfers, embedding tables, communication."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ...measure.limits import ranks_sentence
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
-from ...measure.profile_records import Profile, Trust
+from ...measure.profile_records import (
+    Collective,
+    Communication,
+    Embeddings,
+    Idle,
+    Kernels,
+    Profile,
+    RooflinePoint,
+    Transfer,
+    Trust,
+)
 from ...measure.rows import place_rows
+from ...measure.trace.records import ComparedRanks, TracedCollective
+from ...units import digits
 from . import charts
-from . import device_sections as device
 from . import formats as fmt
-from .blocks import Block, Cell, Report, Section, Table, Text, Tile, arranged, cells, definitions
+from .blocks import Block, Cell, Figure, Report, Section, Table, Text, arranged, cells, definitions, table_of
 from .charts import in_order
+from .formats import NONE, component
 from .step_sections import (
+    TOP,
     advice_blocks,
     badges,
     headline,
     keyed,
+    last_name,
     measured_sections,
     step_facts,
     unseen,
@@ -51,32 +67,8 @@ def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any]
             unseen(missing),
             ranks_sentence(profile.communication),
         ),
-        tiles=_tiles(profile),
         sections=arranged([*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))]),
     )
-
-
-def _tiles(profile: Profile) -> list[Tile]:
-    step, plain = profile.step_ms, profile.overhead.plain_ms
-    timed = f"with timers {fmt.time(step.p50)} (p20 – p80: {fmt.spread(step)}, {profile.steps:,} steps)"
-    tiles = [Tile("step", fmt.time(plain), timed)]
-    largest = max(profile.components, key=lambda part: part.share)
-    tiles.append(Tile("largest part", fmt.percent(largest.share, 0), fmt.component(largest.name)))
-    idle = device.idle_tiles(profile.idle) if profile.idle else []
-    rate = f"{profile.batch_size / plain * 1e3:,.0f}" if plain else fmt.NONE
-    tiles += idle or [Tile("batch / median step", f"{rate} samples/s", "without timers; a run states its throughput")]
-    advice = [one for one in profile.advice if one.status != "rejected"] if isinstance(profile.advice, list) else []
-    for kind in ("measured", "predicted"):
-        gains = {one.name: gain for one in advice if (gain := getattr(one, f"{kind}_gain"))}
-        if gains:
-            best = max(gains, key=lambda name: gains[name])
-            tiles.append(Tile(f"best change, {kind}", fmt.gain(gains[best]), best))
-            break
-    several = profile.communication
-    if several and several.each:
-        tiles.append(Tile("slowest rank", str(several.slowest), f"of {several.ranks}, by its own work"))
-        tiles.append(device.exposed_tile(several.exposed_ms, several.exposed_share))
-    return tiles
 
 
 def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
@@ -86,12 +78,12 @@ def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[l
         (
             ("advice", "What to change", "advice", advice_blocks),
             ("budget", "Step budget", "components", lambda _: budget_blocks(profile, key)),
-            ("kernels", "Kernels", "kernels", lambda one: device.kernels(one, profile.step_ms.p50)),
-            ("roofline", "Roofline", "roofline", lambda points: device.roofline_blocks(points, peaks, key)),
-            ("idle", "Device idle", "idle", device.idle),
-            ("transfers", "Transfers", "transfers", device.transfers),
-            ("embeddings", "Embeddings", "embeddings", device.embeddings),
-            ("communication", "Communication", "communication", lambda several: device.communication(key, several)),
+            ("kernels", "Kernels", "kernels", lambda one: kernels(one, profile.step_ms.p50)),
+            ("roofline", "Roofline", "roofline", lambda points: roofline_blocks(points, peaks, key)),
+            ("idle", "Device idle", "idle", idle),
+            ("transfers", "Transfers", "transfers", transfers),
+            ("embeddings", "Embeddings", "embeddings", embeddings),
+            ("communication", "Communication", "communication", lambda several: communication(key, several)),
         ),
     )
     return [*workload_sections(profile, peaks, key), *measured], missing
@@ -153,3 +145,240 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
             rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))
     gpus = ", ".join(str(gpu.get("name")) for gpu in machine.get("gpus") or [] if isinstance(gpu, dict))
     return [definitions([*rows, *([("machine: GPUs", gpus)] if gpus else [])])]
+
+
+IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
+IDLE_NOTE = (
+    "Input wait: the host was preparing the batch. Host wait: the host had not launched the next kernel yet. Kernel "
+    "gap: the kernel was launched, but the device started it late. Sync: the host waited for the device to finish."
+)
+DRAWN = 16
+"""Ranks of a figure."""
+RANKS = ("rank", "step", "own work", "waits", "for a late rank", "for bytes", "others wait for it", "largest own part")
+WAITING = {"ms": "time", "exposed_ms": "exposed", "late_ms": "for a late rank", "moving_ms": "for bytes"}
+"""The times of a collective, as far as they were measured."""
+PER_STEP = "Per step, mean over the ranks. Most waited for: the rank for which the others waited longest there."
+
+
+def kernels(kernels: Kernels, step: float) -> list[Block]:
+    """The kernels of a step of `step` ms."""
+    small = kernels.small
+    share = f" ({fmt.percent(kernels.busy_ms / step, 0)} of the {fmt.time(step)} step)" if step else ""
+    sentence = (
+        f"{fmt.count(kernels.count)} kernels per step keep the device busy for {fmt.time(kernels.busy_ms)}"
+        f"{share}. {fmt.count(small.count)} of them ({fmt.percent(small.share_of_count, 0)}) run for less than "
+        f"10 µs, {fmt.time(small.total_ms)} in total."
+    )
+    listed = sorted(kernels.rows, key=lambda row: row.total_ms, reverse=True)
+    rest = listed[TOP:]
+    table = table_of(
+        listed,
+        {
+            "kernel": lambda row: Cell(row.name, width=44),
+            "part": lambda row: Cell(last_name(row.part) or NONE, "muted", width=24),
+            "count": lambda row: fmt.count(row.count),
+            "total": lambda row: fmt.time(row.total_ms),
+            "mean": lambda row: fmt.time(row.mean_us / 1e3),
+            "share": lambda row: fmt.percent(row.share, 1),
+            "launch delay": lambda row: fmt.time(None if row.launch_delay_us is None else row.launch_delay_us / 1e3),
+        },
+        "Per step. Launch delay: from the end of the launching call to the start of the kernel.",
+        left=(1,),
+        top=TOP,
+        rest=f"{len(rest)} more kernels take {fmt.time(math.fsum(row.total_ms for row in rest))}.",
+    )
+    return [Text(sentence, "lead"), table]
+
+
+def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) -> list[Block]:
+    note = "FLOPs and bytes are counted, times are measured."
+    if peaks:
+        quick = ", in quick mode" if peaks.quick else ""
+        note += f" The ceilings were measured {fmt.timestamp(peaks.measured)} (UTC){quick}."
+    table = table_of(
+        enumerate(points, 1),
+        {
+            "part": lambda row: keyed(row[1].name, f"{row[0]}. {component(row[1].name)}"),
+            "FLOPs": lambda row: fmt.scaled(row[1].flops),
+            "bytes": lambda row: fmt.size(row[1].bytes),
+            "FLOP/B": lambda row: NONE if row[1].intensity is None else digits(row[1].intensity),
+            "FLOP/s": lambda row: fmt.flop_rate(row[1].flops_per_s),
+            "B/s": lambda row: fmt.byte_rate(row[1].bytes_per_s),
+            "of the roof": lambda row: fmt.of_ceiling(row[1].share_of_roof, row[1].bound),
+            "bound by": lambda row: Cell(row[1].bound, "muted"),
+        },
+        note,
+        left=(7,),
+    )
+    return [*charts.roofline_figure(f"{key}-roofline", points), table]
+
+
+def idle(idle: Idle) -> list[Block]:
+    wall = idle.wall_ms
+    states = [("busy", idle.busy_ms), *idle.causes.items()]
+    slices = [charts.BarPart(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
+
+    def shares(ms: float) -> tuple[str, str]:
+        return fmt.time(ms), fmt.percent(ms / wall if wall else None, 1)
+
+    rows = [
+        cells(Cell(part.name if part.name == "busy" else f"idle: {part.name}", swatch=part.tone), *shares(part.value))
+        for part in slices
+    ]
+    rows.append(tuple(Cell(text, "strong") for text in ("sum", *shares(math.fsum(part.value for part in slices)))))
+    rows.append(cells("whole step", *shares(wall)))
+    share = f" ({fmt.percent(idle.idle_ms / wall, 0)})" if wall else ""
+    sentence = (
+        f"In a traced step of {fmt.time(wall)} the device is busy for {fmt.time(idle.busy_ms)} and idle for "
+        f"{fmt.time(idle.idle_ms)}{share}."
+    )
+    listed = ", ".join(f"{part.name} {fmt.time(part.value)}" for part in slices)
+    figure = Figure(
+        "profile-idle",
+        f"The device in a step: {listed}",
+        "The device during a traced step: busy, and idle by cause.",
+        lambda: charts.stacked([("", slices)], "ms"),
+    )
+    syncs = table_of(
+        sorted(idle.syncs, key=lambda sync: -sync.ms),
+        {
+            "synchronisation": lambda sync: Cell(sync.what, width=40),
+            "called by": lambda sync: Cell(sync.caller, width=44),
+            "count": lambda sync: fmt.count(sync.count),
+            "host waits": lambda sync: fmt.time(sync.ms),
+        },
+        left=(1,),
+        top=TOP,
+    )
+    table = Table(("device", "per step", "share"), rows, IDLE_NOTE)
+    return [Text(sentence, "lead"), figure, table, *([syncs] if syncs.rows else [])]
+
+
+def transfers(transfers: list[Transfer]) -> list[Block]:
+    if not transfers:
+        return [Text("Nothing was copied or set.")]
+    table = table_of(
+        transfers,
+        {
+            "kind": lambda row: row.kind,
+            "count": lambda row: fmt.count(row.count),
+            "bytes": lambda row: fmt.size(row.bytes),
+            "time": lambda row: fmt.time(row.ms),
+            "rate": lambda row: fmt.byte_rate(row.gb_per_s * 1e9 if row.gb_per_s else None),
+            "pinned": lambda row: Cell(fmt.yes_or_no(row.pinned), "bad" if row.pinned is False else ""),
+            "overlapped": lambda row: fmt.percent(row.overlapped_share, 0),
+        },
+        "Per step. Overlapped: the share of the time during which a kernel ran as well.",
+    )
+    return [table]
+
+
+def embeddings(embeddings: Embeddings) -> list[Block]:
+    rates, skew, cached = embeddings.gb_per_s, embeddings.skew, embeddings.cached
+    passes = [
+        f"{name.replace('_', ' ')} " + (f"{digits(rate)} GB/s" if (rate := rates.get(name)) else "not measured")
+        for name in ("forward", "backward_and_update")
+    ]
+    fits = {True: "Cached", False: "Not cached", None: "Cached or not: not measured"}[cached.fits]
+    sentence = (
+        f"{fmt.count(embeddings.lookups)} lookups per step read {fmt.count(embeddings.unique)} distinct rows "
+        f"({fmt.percent(embeddings.unique_ratio, 1)}). Bandwidth: {', '.join(passes)}. {fits}: {cached.why}. "
+        f"The table with the most lookups gets {fmt.percent(skew.largest_table_share, 0)} of them; the Gini "
+        f"coefficient over the tables is {max(0.0, skew.gini):.2f}."
+    )
+    tables = sorted(embeddings.tables, key=lambda row: row.lookups, reverse=True)
+    rest = tables[TOP:]
+    table = table_of(
+        tables,
+        {
+            "table": lambda row: Cell(row.name, width=24),
+            "rows": lambda row: f"{row.rows:,}",
+            "row size": lambda row: fmt.size(row.row_bytes),
+            "lookups": lambda row: fmt.count(row.lookups),
+            "distinct": lambda row: fmt.count(row.unique),
+            "distinct share": lambda row: fmt.percent(row.unique_ratio, 1),
+            "touched": lambda row: fmt.size(row.touched_bytes),
+            "busiest 1%": lambda row: fmt.percent(row.busiest_share, 0),
+        },
+        "Busiest 1%: the share of lookups that read the most frequent hundredth of the touched rows.",
+        top=TOP,
+        rest=f"{len(rest)} more tables with {fmt.count(sum(row.lookups for row in rest))} lookups.",
+    )
+    return [Text(sentence, "lead"), *([table] if tables else [])]
+
+
+def communication(key: str, section: Communication) -> list[Block]:
+    """The slowest rank of several, and what the others wait for."""
+    split = (
+        "A rank reads its clock when it reaches a collective and when its wait begins and ends. The time until the "
+        "last rank has arrived is waiting for that rank; the rest is waiting for bytes."
+    )
+    if section.not_told_apart:
+        split = f"Waiting for a rank and waiting for bytes could not be separated: {section.not_told_apart}."
+    clocks = "The ranks share one clock."
+    if section.clock_error_ms:
+        error = fmt.time(section.clock_error_ms)
+        clocks = f"Clocks of {section.hosts} hosts were compared by messages, to within {error}."
+    method = (
+        f"Every rank timed the same steps, started together; means of the {section.steps} middle ones. {split} "
+        f"{clocks} Budget, operators and tables are those of rank {section.slowest}, the slowest."
+    )
+    return [
+        Text(fmt.printable(ranks_sentence(section)), "lead"),
+        *rank_blocks(key, section, method),
+        *collective_blocks(section.collectives, PER_STEP),
+    ]
+
+
+def collective_blocks(collectives: Sequence[Collective | TracedCollective], note: str) -> list[Block]:
+    """A row for every kind of collective, with the times that are known of it."""
+    if not collectives:
+        return []
+    first = collectives[0]
+    times = [name for name in WAITING if getattr(first, name) is not None]
+    compared = first.late_ms is not None
+    rows = [
+        cells(
+            Cell(row.what if isinstance(row, Collective) else row.name, width=40),
+            *([component(row.part)] if isinstance(row, Collective) else []),
+            fmt.count(row.count),
+            fmt.size(row.bytes or None),
+            *(fmt.time(getattr(row, name)) for name in times),
+            *([NONE if row.awaited_rank is None else f"rank {row.awaited_rank}"] if compared else []),
+        )
+        for row in collectives
+    ]
+    where, awaited = ("in",) * isinstance(first, Collective), ("most waited for",) * compared
+    head = ("collective", *where, "count", "sent", *(WAITING[name] for name in times), *awaited)
+    return [Table(head, rows, note, left=tuple(map(head.index, (*where, *awaited))))]
+
+
+def rank_blocks(key: str, section: Communication | ComparedRanks, method: str) -> list[Block]:
+    """A bar and a row for every rank: its own work and its waits; of many ranks, bars of those with most own work."""
+    each = sorted(section.each, key=lambda row: -row.own_ms)
+    names = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms", "awaited_ms")
+    rows = [
+        cells(
+            Cell(f"rank {row.rank}", "" if index else "strong"),
+            *(fmt.time(getattr(row, name)) for name in names),
+            component(row.largest_part),
+        )
+        for index, row in enumerate(each)
+    ]
+    shown, bars = each[:DRAWN], []
+    for row in sorted(shown, key=lambda row: int(row.rank)):
+        waits = {"waiting": row.exposed_ms}
+        if row.late_ms is not None:
+            waits = {"waiting for a rank": row.late_ms, "waiting for bytes": row.moving_ms or 0.0}
+        parts = [charts.BarPart(name, max(0.0, ms)) for name, ms in {"own work": row.own_ms, **waits}.items()]
+        bars.append((f"rank {row.rank}", parts))
+    listed = "; ".join(
+        f"rank {row.rank} {fmt.time(row.own_ms)} own, {fmt.time(row.exposed_ms)} waiting" for row in shown
+    )
+    caption = "A step of each rank: its own work, then its waits in collectives for a late rank and for bytes."
+    if len(each) > len(shown):
+        caption += f" The {len(shown)} of {len(each)} ranks with the most work of their own."
+    label = f"Own work and waiting of each rank: {listed}"
+    figure = Figure(f"{key}-ranks", label, caption, lambda: charts.stacked(bars, "ms"))
+    more = f"{len(rows) - TOP} more ranks have less work of their own."
+    return [figure, Table(RANKS, rows, method, left=(7,), top=TOP, rest=more)]

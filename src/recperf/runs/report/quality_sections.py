@@ -4,8 +4,8 @@ page and of a terminal."""
 from __future__ import annotations
 
 from ...train.config import CHOOSING, ORACLES, RANKED, VALIDATION, baseline_to_beat, leading
+from ..derive import best_of, compared, standing
 from ..evidence import Evidence
-from ..quality import best_of, compared, standing
 from ..result import Difference, Metrics, Quality, Ranking, RankingDifference, Result, WithinUsers
 from . import charts
 from .blocks import Block, Cell, Figure, Section, Table, Text, cells

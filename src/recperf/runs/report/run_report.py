@@ -18,9 +18,9 @@ from ..resume import change_text, is_free
 from ..schemas import Scores
 from . import charts, page, quality_sections
 from . import formats as fmt
-from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, definitions
+from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
-from .formats import NONE, NOT_MEASURED, component, count, metric, percent
+from .formats import NONE, NOT_MEASURED, count, metric
 from .profile_report import step_sections_of
 from .quality_sections import lowest, outcome, quality_fact, target_text
 from .step_sections import advice_facts, headline, keyed
@@ -86,7 +86,6 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
         command="" if verdict else run.profile_command,
         badges=_badges(run),
         facts=_facts(run),
-        tiles=_tiles(run),
         sections=arranged([*listed, reproduce(run)]),
     )
 
@@ -131,39 +130,6 @@ def _badges(run: Evidence) -> list[Badge]:
     if run.result.provenance.dirty:
         badges.append(Badge("uncommitted changes", "warning"))
     return badges
-
-
-def _tiles(run: Evidence) -> list[Tile]:
-    quality, performance = run.result.quality, run.result.performance
-    tiles = []
-    name = next((name for name in ("auc", "accuracy", "ndcg_10") if name in quality.metrics), None)
-    if name:
-        spread = quality.spread.get(name)
-        note = f"± {spread:.4f} over {len(quality.seeds)} seeds" if spread is not None else "one seed"
-        ends = quality.ranking.interval if name == "ndcg_10" and quality.ranking else quality.interval
-        if ends and name != "accuracy":
-            note = f"{ends.low:.3f} to {ends.high:.3f}, 95 %; {note}"
-        tiles.append(
-            Tile(
-                f"{'test' if name == 'ndcg_10' else 'validation'} {metric(name)}", f"{quality.metrics[name]:.4f}", note
-            )
-        )
-    step, steady, overall = performance.step_ms, performance.steady, performance.overall
-    parts = [part for part in (in_order(run.profile.components) if run.profile else []) if part.name != "other"]
-    short = (NOT_MEASURED, "too few steps")
-    timed = f"p20 – p80: {fmt.spread(step)}, {count(performance.steps_timed)} steps" if step else ""
-    largest = max(parts, key=lambda part: part.share, default=None)
-    return [
-        *tiles,
-        Tile(
-            "steady samples/s",
-            count(steady.samples_per_s if steady else None),
-            "without warm-up, evaluations and saves",
-        ),
-        Tile("training step, p50", *((fmt.time(step.p50), timed) if step else short)),
-        Tile("overall samples/s", count(overall.samples_per_s if overall else None), "everything included"),
-        Tile("largest part of a step", *((percent(largest.share), component(largest.name)) if largest else short)),
-    ]
 
 
 def step_sections(run: Evidence, key: str) -> list[Section]:

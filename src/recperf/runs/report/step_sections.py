@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...jsonfile import Struct
 from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
-from ...measure.limits import NOT_JUDGED, TEXTS, UNDECIDED
+from ...measure.limits import NOT_JUDGED, TEXTS
 from ...measure.peaks.records import Peaks
 from ...measure.places import place_text
 from ...measure.profile_records import Profile
@@ -18,7 +17,7 @@ from ...measure.records import Advice, DividedOperator, Experiment, PartTime, Pl
 from ...measure.rows import place_rows
 from . import charts, timeline
 from . import formats as fmt
-from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, Tile, arranged, cells, table_of
+from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
 from .page import family
 from .timeline import TONES
 
@@ -86,7 +85,6 @@ def report_of(profile: StepProfile) -> Report:
         measured=True,
         badges=badges(verdict),
         facts=step_facts(verdict, profile.places, profile.advice, profile.notes, label="notes"),
-        tiles=_tiles(profile),
         sections=sections(profile),
     )
 
@@ -119,12 +117,6 @@ def badges(verdict: Verdict) -> list[Badge]:
     if verdict.limit == NOT_JUDGED:
         return [Badge(NOT_JUDGED, "plain")]
     return [Badge(verdict.limit, "plain"), Badge(f"{confidence} confidence", CONFIDENCE.get(confidence, "plain"))]
-
-
-def limit_tiles(verdict: Verdict) -> list[Tile]:
-    if verdict.limit in UNDECIDED:
-        return []
-    return [Tile(verdict.limit, fmt.percent(verdict.share, 0), f"{verdict.confidence} confidence")]
 
 
 def sections(profile: StepProfile) -> list[Section]:
@@ -266,22 +258,6 @@ def _trust(profile: StepProfile) -> list[Block]:
         f"Other work on this machine {known}.",
     ]
     return [*map(Text, lines), *(Text(fmt.sentence(note), "note") for note in profile.notes)]
-
-
-def _tiles(profile: StepProfile) -> list[Tile]:
-    verdict, step = profile.verdict, profile.step_ms
-    tiles = [Tile("step", fmt.time(step.p50), f"p20 – p80: {fmt.spread(step)}"), *limit_tiles(verdict)]
-    if second := verdict.second:
-        tiles.append(Tile(second, fmt.percent(profile.shares[second], 0), "second limit"))
-    return tiles + busiest_tiles(profile.operators)
-
-
-def busiest_tiles(operators: list[DividedOperator]) -> list[Tile]:
-    by_name: defaultdict[str, float] = defaultdict(float)
-    for row in operators:
-        by_name[row.name] += row.ms
-    name = max(by_name, key=lambda name: by_name[name], default="")
-    return [Tile("busiest operator", fmt.time(by_name[name]), fmt.short(name, 28))] if name else []
 
 
 DESCRIBED = 3

@@ -11,10 +11,10 @@ from typing import Any
 
 from ...measure.limits import ranks_sentence
 from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, TraceLimit
-from . import device_sections as device
 from . import formats as fmt
+from . import profile_report as device
 from . import step_sections, timeline
-from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Tile, Viewer, arranged, definitions, table_of
+from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Viewer, arranged, definitions, table_of
 from .step_sections import last_name
 
 Columns = dict[str, Callable[[Any], Any]]
@@ -72,7 +72,6 @@ def report(analysis: TraceAnalysis, *, viewer: Viewer | None = None) -> Report:
             [*limit.notes, *step_sections.unseen(missing)],
             ranks_sentence(several),
         ),
-        tiles=_tiles(analysis),
         sections=arranged([*step, *built, Section("file", "The trace", _file(analysis, missing, viewer))]),
     )
 
@@ -103,24 +102,6 @@ def _device(analysis: TraceAnalysis) -> str:
     name = names[used] if used < len(names) else f"device {used}"
     several = analysis.window.devices
     return name + (f", the busiest of {several}" if several > 1 else "")
-
-
-def _tiles(analysis: TraceAnalysis) -> list[Tile]:
-    window = analysis.window
-    step, verdict = analysis.limit.step_ms, analysis.limit.verdict
-    timed = f"p20 – p80: {fmt.spread(step)}, {window.steps:,} traced steps"
-    tiles = [Tile("step", fmt.time(step.p50), timed), *step_sections.limit_tiles(verdict)]
-    rows = [row for row in analysis.parts if row.name != "other"]
-    if rows and window.host_ms:
-        largest = max(rows, key=lambda row: row.host_ms)
-        tiles.append(Tile("largest region", fmt.percent(largest.host_ms / window.host_ms, 0), last_name(largest.name)))
-    tiles += step_sections.busiest_tiles(analysis.limit.operators)
-    tiles += device.idle_tiles(analysis.idle)
-    communication = analysis.communication
-    if not communication.missing and window.wall_ms:
-        exposed = communication.exposed_ms
-        tiles.append(device.exposed_tile(exposed, exposed / window.wall_ms))
-    return tiles
 
 
 def _limit(limit: TraceLimit) -> list[Block]:
