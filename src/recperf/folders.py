@@ -139,6 +139,19 @@ def one_at_a_time(path: Path, waiting: Callable[[], None] = lambda: None) -> Ite
         yield
 
 
+def made_once(folder: Path, last: str, notice: str, write: Callable[[Path], None]) -> Path:
+    """A folder that follows from other files: written where its `last` file is missing, after a notice. Of several
+    processes that start together one writes it."""
+    if not (folder / last).is_file():
+        make_folder(folder.parent)
+        with one_at_a_time(folder.with_name(folder.name + ".lock")):
+            if not (folder / last).is_file():
+                notice_once(notice)
+                with fresh_folder(folder) as draft:
+                    write(draft)
+    return folder
+
+
 @contextmanager
 def temporary_folder(prefix: str = "recperf-", *, beside: Path | None = None) -> Iterator[Path]:
     """A folder that is removed with its content after the block, also where a signal ends the process inside.

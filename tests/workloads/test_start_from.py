@@ -129,7 +129,7 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
     assert all(torch.equal(third[item], after[item]) for item in after)
     # Those that were kept have no event here, but the time of their last one is known.
     store, new = open_events(recperf.open(run).config.data.path), open_events(folder / "new")
-    assert matched(store, new, 9)["items"].counts["forgotten"] == 10
+    assert matched(store, new, 9).counts["items"]["forgotten"] == 10
     assert with_earlier_ids(new, store, 9) == new.folder
     capfd.readouterr()
     assert main(["export", str(run), "--since", str(folder / "run"), "--output", str(folder / "changes")]) == 0

@@ -44,7 +44,7 @@ class WorkloadOptions(SourceOptions, Generic[C]):
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(WorkloadOptions[C], VerboseOption):
     start_from: str | None = None
-    """With --data: a new run with the weights and the config of the run in this folder, on other events. Rows are
+    """With --data: a new run with the weights and the config of the run in this folder, on other data. Rows are
     matched by your own ids; --start.checkpoint and --start.forget-days say more."""
     resume: str | None = None
     """Resume the interrupted run in this folder. Config fields that affect the numbers cannot be changed."""
@@ -128,7 +128,7 @@ def choose(
         default = next(iter(able(data.kind)), default)
     if START in sources and data is None:
         raise UsageError(
-            f"{START} needs --data: the events to go on with", fix="recperf run --resume goes on with the same"
+            f"{START} needs --data: the data to go on with", fix="recperf run --resume goes on with the same"
         )
     if len(sources) > 1:
         raise UsageError(f"{' and '.join(sources)} exclude each other")

@@ -1,6 +1,6 @@
-"""A run that starts from the weights of another, on other events.
+"""A run that starts from the weights of another, on other events or clicks.
 
-The config of the new run names the other one, and its events are those of a store that also lists the other's ids. The
+The config of the new run names the other one, and its data is that of a store that also lists the other's ids. The
 run's folder gets the other's checkpoint and which of its rows go where, so that a resumed run needs nothing else.
 """
 
@@ -10,13 +10,16 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..config import from_json
+from ..data.config import SplitConfig
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, MachineError, UsageError
 from ..files import digest_of, link_or_copy, make_folder, open_regular, sha256, sync_folder, writing
@@ -32,29 +35,28 @@ from .workload import HASHED, Workload
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..data.click_store.imported import ImportedClicks
     from ..data.yambda.store import EventStore
 
 ROWS = "rows.npz"
-HELD_OUT = ("split", "holdout_first", "holdout_windows")
-"""Fields of `data` that say which events are held out."""
+HELD_OUT = ("split", "holdout_first", "holdout_windows", "holdout", "split_seed")
+"""Fields of `data` that say which events or clicks are held out."""
 
 
 def continued(workload: Workload, config: Any) -> Any:
-    """The config of a run that starts from another: its events are those of a store with the ids of both, and its
-    tables have rows for them."""
-    from ..data.yambda.earlier_ids import with_earlier_ids
-    from ..data.yambda.reference import open_events
-
+    """The config of a run that starts from another: its data is that of a store with the ids of both, and its tables
+    have rows for them."""
     run = config.start.run
     old = _config_of(workload, run)
-    if config.data.path is None:
-        raise UsageError("--start-from needs events of your own", fix="--data NAME")
+    store = _opened(config.data)
+    if store is None:
+        raise UsageError("--start-from needs data of your own", fix="--data NAME")
     for name in HELD_OUT:
         ours, other = (getattr(one.data, name, None) for one in (config, old))
         if ours != other:
-            what = f"data.{name} is {ours}, that of {run.name} {other}: its weights may know held-out events"
+            what = f"data.{name} is {ours}, that of {run.name} {other}: its weights may know held-out rows"
             raise ConfigError(what, fix=f"leave out --data.{name.replace('_', '-')}, or train without --start-from")
-    path = with_earlier_ids(open_events(config.data.path), _events_of(run, old), config.start.forget_days)
+    path = _matching(config.data).with_earlier_ids(store, _data_of(run, old), config.start.forget_days)
     config = replace(config, data=replace(config.data, path=path))
     return (workload.with_rows or workload.resolve)(config)
 
@@ -66,24 +68,42 @@ def _config_of(workload: Workload, run: Path) -> Any:
         what = f"{run.name} is a run of {name}, whose weights {workload.name} cannot start from"
         raise UsageError(what, where={"run": run}, fix=f"recperf run {name} --start-from {run}")
     if not workload.id_tables:
-        what = f"{workload.name} cannot start from another run: its tables are not those of the ids of events"
-        raise UsageError(
-            what, fix="recperf run --resume goes on with the same data; hstu and dlrm-v4 can start from a run"
-        )
+        what = f"{workload.name} cannot start from another run: it does not train on data of your own"
+        raise UsageError(what, fix="recperf run --resume goes on with the same data")
     return from_json(workload.config, values)
 
 
-def _events_of(run: Path, config: Any) -> EventStore:
-    """The events that a run was trained on."""
+def _has_rows(data: Any) -> bool:
+    """Whether a config is that of rows with a label, not of events."""
+    return isinstance(data, SplitConfig)
+
+
+def _opened(data: Any) -> EventStore | ImportedClicks | None:
+    """The events or clicks that a config names; None where they are not imported."""
+    if _has_rows(data):
+        from ..data.click_store.imported import open_clicks
+
+        return open_clicks(data.path, data.rows_split()) if data.source == "clicks" else None
     from ..data.yambda.reference import open_events
 
-    path = config.data.path
-    if path is None:
-        raise DataError(f"{run.name} was trained on embedded events, whose ids are not yours", where={"run": run})
-    store, facts = open_events(path), run / "data.json"
+    return None if data.path is None else open_events(data.path)
+
+
+def _matching(data: Any) -> ModuleType:
+    """The module that matches the ids of two datasets of this kind."""
+    return import_module(f"recperf.data.{'click_store' if _has_rows(data) else 'yambda'}.earlier_ids")
+
+
+def _data_of(run: Path, config: Any) -> EventStore | ImportedClicks:
+    """The events or clicks that a run was trained on."""
+    store, facts = _opened(config.data), run / "data.json"
+    if store is None:
+        raise DataError(
+            f"{run.name} was not trained on data of your own, by whose ids rows are matched", where={"run": run}
+        )
     if store.digest != require(read(facts), Data, facts, what="is damaged").digest:
         what = f"the data of {run.name} changed since it was trained: its rows cannot be matched"
-        raise DataError(what, where={"run": run, "store": path}, fix="restore the old data, or train again")
+        raise DataError(what, where={"run": run, "store": store.folder}, fix="restore the old data, or train again")
     return store
 
 
@@ -187,8 +207,6 @@ def start_of(workload: Workload, config: Any, run: Run) -> Start | None:
 
 def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
     """Copy the checkpoint and list the rows that go on."""
-    from ..data.yambda.earlier_ids import matched
-    from ..data.yambda.reference import open_events
     from .serving import find_checkpoint
 
     run = config.start.run
@@ -196,8 +214,9 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
     if fault := folders.fault(path):
         raise DataError(f"checkpoint {path.name} of {run.name} is damaged: {fault}", where={"folder": path})
     roles = [role for role in dict.fromkeys(workload.id_tables.values()) if role != HASHED]
-    every = matched(_events_of(run, _config_of(workload, run)), open_events(config.data.path), config.start.forget_days)
-    rows = {role: every[role] for role in roles if role in every}
+    earlier, data = _data_of(run, _config_of(workload, run)), config.data
+    matched = _matching(data).matched(earlier, _opened(data), config.start.forget_days)
+    unused = matched.rows.keys() - set(roles)
     shutil.rmtree(folder, ignore_errors=True)
     with writing(folder):
         make_folder(folder / path.name)
@@ -205,7 +224,7 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
             link_or_copy(path / name, folder / path.name / name)
         # Of a role that only one of the datasets has, row 0 alone is in both.
         arrays: dict[str, Any] = {role: np.zeros((2, 1), np.int64) for role in roles}
-        arrays |= {role: np.stack([one.earlier_N, one.numbers_N]) for role, one in rows.items()}
+        arrays |= {role: rows_2N for role, rows_2N in matched.rows.items() if role in roles}
         with open(folder / ROWS, "wb") as file:
             np.savez(file, **arrays)
             os.fsync(file.fileno())
@@ -218,6 +237,10 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
         checkpoint=path.name,
         digest=digest,
         forget_days=config.start.forget_days,
-        rows={role: RowCounts(**one.counts) for role, one in rows.items() if any(one.counts.values())},
+        rows={
+            kind: RowCounts(**counts)
+            for kind, counts in matched.counts.items()
+            if kind not in unused and any(counts.values())
+        },
         rows_digest=sha256(folder / ROWS),
     )

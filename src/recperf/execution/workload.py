@@ -325,7 +325,8 @@ class Workload:
     """"module:Class" of the `Served` model of a config, for scoring rows after training; None where rows are random."""
     id_tables: Mapping[str, str] = field(default_factory=dict)
     """The tensors of the model's state whose row k is that of id k of an event store, with the role of the id: users,
-    items, artists or albums, or HASHED. Where there is one, a run can start from another on other events."""
+    items, artists or albums, or HASHED; or with the role rows, the stacked tables of all columns of clicks. Where there
+    is one, a run can start from another on other data."""
     with_rows: Callable[[Any], Any] | None = None
     """Sets the rows of these tables in a config to those that its events need; None: `resolve` does."""
     submission: str | None = None

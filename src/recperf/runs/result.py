@@ -302,6 +302,10 @@ class RowCounts(Struct):
     """Of ids without an event for the stated time: dropped, or new again where this dataset has them."""
 
 
+MOST_KINDS = 6
+"""Counts of more kinds of ids than these are added up where they are printed."""
+
+
 class StartedFrom(Struct):
     """The run whose weights this one started from; the content of start.json."""
 
@@ -319,10 +323,14 @@ class StartedFrom(Struct):
 
     @property
     def text(self) -> str:
+        rows = self.rows
+        if len(rows) > MOST_KINDS:
+            sums = (sum(getattr(one, name) for one in rows.values()) for name in RowCounts.__struct_fields__)
+            rows = {f"{len(rows)} columns": RowCounts(*sums)}
         parts = [
             f"{role} {counts.taken:,} taken over, {counts.without_events:,} without events, {counts.new:,} new"
             + (f", {counts.forgotten:,} forgotten" if self.forget_days else "")
-            for role, counts in self.rows.items()
+            for role, counts in rows.items()
         ]
         return f"{self.run}, {self.checkpoint}: {'; '.join(parts)}"
 

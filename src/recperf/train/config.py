@@ -275,7 +275,7 @@ class StartConfig:
     checkpoint: str = "last"
     """Its checkpoint: last, best, or a name that `recperf check` lists."""
     forget_days: int = 0
-    """Forget ids whose last event in both datasets is older than this many days before the newest event; 0: none."""
+    """Forget ids whose last event or click in both datasets is older than this many days before the newest; 0: none."""
 
     def __post_init__(self) -> None:
         within(0, self.forget_days, 1 << 20, "start.forget_days")

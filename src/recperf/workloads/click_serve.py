@@ -162,7 +162,7 @@ class ServedImported(ServedClicks):
 
     def __init__(self, clicks: ImportedClicks, model: DLRM, settings: Settings) -> None:
         self.clicks, self.model, self.settings = clicks, model, settings
-        self.data_digest = clicks.manifest.digest
+        self.data_digest = clicks.digest
         self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
         self.roles = {one.name: (one.name,) for one in clicks.manifest.columns}
         self.users, self.items = self._ids("user"), self._ids("item")

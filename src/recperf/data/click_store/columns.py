@@ -48,7 +48,8 @@ class StoredPart(Struct):
     chain: str
 
 
-def _path(folder: Path, name: str) -> Path:
+def file_of(folder: Path, name: str) -> Path:
+    """The file of an array."""
     return folder / f"part-000.{name}"
 
 
@@ -60,7 +61,7 @@ def write_columns(folder: Path, layout: Layout, pieces: Iterable[Mapping[str, ND
     """Write arrays that come in pieces of as many rows each, the last one shorter, with the digests of every piece."""
     part = StoredPart(rows=0, piece=piece, chain="")
     with ExitStack() as stack:
-        files = {name: stack.enter_context(_path(folder, name).open("wb")) for name in (*layout, DIGESTS)}
+        files = {name: stack.enter_context(file_of(folder, name).open("wb")) for name in (*layout, DIGESTS)}
         for arrays in pieces:
             contents = {name: arrays[name].tobytes() for name in layout}
             contents[DIGESTS] = b"".join(hashlib.sha256(content).digest() for content in contents.values())
@@ -80,15 +81,15 @@ def open_columns(folder: Path, part: StoredPart, layout: Layout) -> dict[str, Co
     that are missing or have another length than the manifest states are an error."""
     widths = {name: np.dtype(kind).itemsize * max(1, count) for name, (kind, count) in layout.items()}
     for name, width in widths.items():
-        path = _path(folder, name)
+        path = file_of(folder, name)
         if not path.is_file() or path.stat().st_size != part.rows * width:
-            raise _damaged(path, "is missing or has another length than its manifest states")
+            raise damaged(path, "is missing or has another length than its manifest states")
     digests, columns = _piece_digests(folder, part, layout), {}
     for name, (kind, count) in layout.items():
-        path = _path(folder, name)
+        path = file_of(folder, name)
         with open_linked(path) as file:
             content = np.memmap(file, dtype=np.uint8, mode="r", shape=(part.rows * widths[name],))
-        blocks = Blocks(path, content, digests[name], block=part.piece * widths[name], damaged=_damaged)
+        blocks = Blocks(path, content, digests[name], block=part.piece * widths[name], damaged=damaged)
         shape = (part.rows, count) if count else (part.rows,)
         columns[name] = Column(content.view(kind).reshape(shape), blocks)
     return columns
@@ -96,23 +97,23 @@ def open_columns(folder: Path, part: StoredPart, layout: Layout) -> dict[str, Co
 
 def _piece_digests(folder: Path, part: StoredPart, layout: Layout) -> dict[str, list[str]]:
     """Digests of the pieces of each array."""
-    path = _path(folder, DIGESTS)
+    path = file_of(folder, DIGESTS)
     try:
         content, chain = read_linked(path), ""
     except OSError:
-        raise _damaged(path, "cannot be read") from None
+        raise damaged(path, "cannot be read") from None
     width = _DIGEST * len(layout)
     pieces = [content[at : at + width] for at in range(0, len(content), width)]
     for digests in pieces:
         chain = _chained(chain, digests)
     if chain != part.chain:
-        raise _damaged(path, "differs from its checksum")
+        raise damaged(path, "differs from its checksum")
     # A last piece without rows may have digests too.
     filled = pieces[: -(-part.rows // part.piece)]
     return {name: [one[at * _DIGEST :][:_DIGEST].hex() for one in filled] for at, name in enumerate(layout)}
 
 
-def _damaged(path: Path, how: str) -> DataError:
+def damaged(path: Path, how: str) -> DataError:
     return DataError(
         f"the imported clicks are damaged: {path.name} {how}",
         where={"file": path},
@@ -223,9 +224,9 @@ def read_vocabulary(folder: Path, stored: StoredVocabulary) -> Vocabulary:
     try:
         content = read_linked(path)
     except OSError:
-        raise _damaged(path, "cannot be read") from None
+        raise damaged(path, "cannot be read") from None
     if hashlib.sha256(content).hexdigest() != stored.sha256:
-        raise _damaged(path, "differs from its checksum")
+        raise damaged(path, "differs from its checksum")
     table = pyarrow(".parquet").read_table(pyarrow().BufferReader(content), columns=["value", "key"])
     values, keys = (table[name].combine_chunks() for name in ("value", "key"))
     differ = keys.null_count < len(keys)

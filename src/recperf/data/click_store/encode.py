@@ -38,6 +38,7 @@ FORMAT, VERSION = KINDS["clicks"].form
 MANIFEST = "clicks.json"
 LARGEST = 3e38
 """Numbers are stored as float32, larger ones as this."""
+EARLIER = "earlier.npz"
 _YEAR_US = 365 * 86_400_000_000
 
 
@@ -86,6 +87,19 @@ class Label(Struct):
     positives: list[str]
 
 
+class EarlierRows(Struct):
+    """What a store has of another, in place of what would be fitted on its rows (earlier_ids.py)."""
+
+    sha256: str
+    """Of the file with the table row and the last time of each category."""
+    added: list[int]
+    """Categories of each sparse column that no row of the store has."""
+    scales: list[tuple[float, float]]
+    """Mean and deviation of each number."""
+    indicators: list[int]
+    """Numbers with a feature that says whether they are missing."""
+
+
 class Manifest(Struct, kw_only=True, omit_defaults=True):
     """The description of a store."""
 
@@ -110,6 +124,7 @@ class Manifest(Struct, kw_only=True, omit_defaults=True):
     seconds: float
     split_note: str
     skipped_rows: SkippedRows | None = None
+    earlier: EarlierRows | None = None
 
     @property
     def layout(self) -> Layout:

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...files import sha256
 from ..blocks import verified
 from ..clicks import mark_validation
 from ..config import SplitConfig
 from ..rows import EMPTY, Rows, Split, Unknown, pyarrow
 from ..user_files.values import MISSING as MISSING_TEXTS
-from .columns import UNSEEN, open_columns
-from .encode import StoredColumns, encode_table, read_manifest
+from .columns import UNSEEN, damaged, open_columns
+from .encode import EARLIER, StoredColumns, encode_table, read_manifest
 
 RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
@@ -93,8 +94,25 @@ class ImportedClicks:
             "fit": train_N[~chooses_N],
             "choose": train_N[chooses_N],
         }
-        self._tables = self._fit_tables()
-        self._scales, self._indicators = self._fit_numbers()
+        if earlier := self.manifest.earlier:
+            self.tables = list(self.earlier_arrays("tables").values())
+            self.scales, self.indicators = [NumberScale(*one) for one in earlier.scales], earlier.indicators
+        else:
+            self.tables = self._fit_tables()
+            self.scales, self.indicators = self._fit_numbers()
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    def earlier_arrays(self, name: str) -> dict[int, NDArray[Any]]:
+        """What a store has of an earlier one, by the place of a sparse feature: `tables` or `times`."""
+        path, stated = self.folder / EARLIER, self.manifest.earlier
+        if stated is None or not path.is_file() or sha256(path) != stated.sha256:
+            raise damaged(path, "differs from its checksum")
+        with np.load(path) as arrays:
+            found = {int(key.split()[1]): arrays[key] for key in arrays.files if key.startswith(name)}
+        return found
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -108,13 +126,13 @@ class ImportedClicks:
     @property
     def table_rows(self) -> tuple[int, ...]:
         """Rows that the table of each sparse feature needs."""
-        return tuple(int(rows.max()) + 1 for rows in self._tables)
+        return tuple(int(rows.max()) + 1 for rows in self.tables)
 
     @property
     def dense_names(self) -> tuple[str, ...]:
         """Names of the dense features: numbers, then indicators of missing ones; without any, a constant."""
         numbers = [one.name for one in self.columns.numeric]
-        return (*numbers, *(f"{numbers[at]} missing" for at in self._indicators)) or ("constant",)
+        return (*numbers, *(f"{numbers[at]} missing" for at in self.indicators)) or ("constant",)
 
     def count(self, split: Split) -> int:
         return len(self._index[split])
@@ -186,7 +204,7 @@ class ImportedClicks:
         names: list[str | None] = [None] * self.table_rows[at]
         vocabulary = self.columns.sparse[at][1]
         if vocabulary.values is not None:
-            for row, value in zip(self._tables[at][1:].tolist(), vocabulary.values.to_pylist()):
+            for row, value in zip(self.tables[at][1:].tolist(), vocabulary.values.to_pylist()):
                 if row >= FIRST:
                     names[row] = value
         return names
@@ -200,10 +218,10 @@ class ImportedClicks:
     def encoding(self) -> dict[str, Any]:
         """How the values of a row become inputs of a model, for programs without recperf."""
         numbers = [one.name for one in self.columns.numeric]
-        dense = [{"name": name, "x": name, **scale.describe()} for name, scale in zip(numbers, self._scales)]
+        dense = [{"name": name, "x": name, **scale.describe()} for name, scale in zip(numbers, self.scales)]
         dense += [
             {"name": f"{numbers[at]} missing", "x": numbers[at], "formula": "1 where x is missing, else 0"}
-            for at in self._indicators
+            for at in self.indicators
         ]
         sparse = [
             {
@@ -329,10 +347,10 @@ class ImportedClicks:
         return scales, [at for at in range(sample.shape[1]) if np.isnan(sample[:, at]).any()]
 
     def _transform(self, dense_ND: NDArray[Any], ids_NS: NDArray[Any], labels_N: NDArray[np.uint8]) -> Rows:
-        columns = [scale(dense_ND[:, at]) for at, scale in enumerate(self._scales)]
-        columns += [np.isnan(dense_ND[:, at]).astype(np.float32) for at in self._indicators]
+        columns = [scale(dense_ND[:, at]) for at, scale in enumerate(self.scales)]
+        columns += [np.isnan(dense_ND[:, at]).astype(np.float32) for at in self.indicators]
         if not columns:
             columns = [np.ones(len(labels_N), np.float32)]
         edges = np.cumsum((0, *self.slots))
-        ids = [rows[ids_NS[:, first:last]] for rows, first, last in zip(self._tables, edges, edges[1:])]
+        ids = [rows[ids_NS[:, first:last]] for rows, first, last in zip(self.tables, edges, edges[1:])]
         return Rows(np.stack(columns, 1), np.concatenate(ids, 1), np.ascontiguousarray(labels_N))

@@ -164,10 +164,11 @@ class _Build:
         return sql_name(at), self.kinds[sql_name(at)], self.columns.name(at)
 
     def run(self, progress: Progress) -> Manifest:
-        features, roles = (
+        features, places = (
             self.columns.features,
             {role: getattr(self.columns, role) for role in ("user", "item", "time")},
         )
+        roles: Any = {role: None if at is None else self.columns.name(at) for role, at in places.items()}
         label, threshold = self._label()
         time = None if self.columns.time is None else self._time(self.columns.time)
         for at in (at for at, how in features.items() if how == "numeric"):
@@ -188,7 +189,7 @@ class _Build:
             label=Label(self.columns.name(self.columns.label), threshold, [*self.options.positives]),
             columns=[self._feature(at) for at in features],
             separator=self.separator,
-            **{role: None if at is None else self.columns.name(at) for role, at in roles.items()},
+            **roles,
             times=(first, last) if time else None,
             left_out=self.columns.left_out,
             min_count=self.options.min_count,

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import places
-from ...errors import DataError, notice_once
-from ...files import link_or_copy, make_folder, sha256, write_atomic, write_json, writing
-from ...folders import fresh_folder, one_at_a_time
+from ...errors import DataError
+from ...files import link_or_copy, sha256, write_atomic, write_json
+from ...folders import made_once
 from ...jsonfile import sealed
 from ..rows import pyarrow
 from .item_features import FILE, item_values
@@ -40,17 +40,17 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """The numbers of a role's ids in an earlier store, and in a store with that store's ids; 0 is in both."""
+    """The rows of an earlier dataset that go on in one with that dataset's ids."""
 
-    earlier_N: Longs
-    numbers_N: Longs
-    counts: dict[str, int]
-    """Ids that are taken over, of those that have no event any more, new, and forgotten."""
+    rows: dict[str, Longs]
+    """By role, the number of each row in the earlier dataset, and in the other."""
+    counts: dict[str, dict[str, int]]
+    """By kind of id, how many are taken over, taken over without events here, new, and forgotten."""
 
 
-def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[str, Matched]:
-    """The ids of each role whose rows go on."""
-    facts, parts = _require(store), {}
+def matched(earlier: EventStore, store: EventStore, forget_days: int) -> Matched:
+    """The ids of each role whose rows go on; 0 is in both."""
+    facts, rows, counts = _require(store), {}, {}
     for role, (numbers_M, stale_M) in _numbers(earlier, store, forget_days).items():
         going_on = np.flatnonzero((numbers_M > 0) & ~stale_M)
         lines = len(_listed(store, role))
@@ -58,9 +58,9 @@ def matched(earlier: EventStore, store: EventStore, forget_days: int) -> dict[st
         without_events = int((numbers_M[going_on] > lines - added).sum())
         new, forgotten = lines - len(going_on), int(stale_M.sum())
         taken = len(going_on) - without_events
-        counts = {"taken": taken, "without_events": without_events, "new": new, "forgotten": forgotten}
-        parts[role] = Matched(np.append(0, going_on + 1), np.append(0, numbers_M[going_on]), counts)
-    return parts
+        counts[role] = {"taken": taken, "without_events": without_events, "new": new, "forgotten": forgotten}
+        rows[role] = np.stack([np.append(0, going_on + 1), np.append(0, numbers_M[going_on])])
+    return Matched(rows, counts)
 
 
 def with_earlier_ids(store: EventStore, earlier: EventStore, forget_days: int) -> Path:
@@ -74,14 +74,9 @@ def with_earlier_ids(store: EventStore, earlier: EventStore, forget_days: int) -
     identity = [_identity(store), _identity(earlier), forget_days]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     folder = places.home() / "events-with-earlier-ids" / name
-    if not (folder / MANIFEST).is_file():
-        make_folder(folder.parent)
-        with one_at_a_time(folder.with_name(name + ".lock")):
-            if not (folder / MANIFEST).is_file():
-                notice_once(f"adding ids of {earlier.name} to those of {store.name} once, in {folder}")
-                with writing(folder), fresh_folder(folder) as draft:
-                    _write(draft, store, earlier, added, {role: one for role, (one, _) in numbers.items()})
-    return folder
+    notice = f"adding ids of {earlier.name} to those of {store.name} once, in {folder}"
+    first = {role: numbers_M for role, (numbers_M, _) in numbers.items()}
+    return made_once(folder, MANIFEST, notice, lambda draft: _write(draft, store, earlier, added, first))
 
 
 def last_times(store: EventStore) -> dict[str, Longs]:
@@ -131,20 +126,24 @@ def _numbers(earlier: EventStore, store: EventStore, forget_days: int) -> dict[s
         if kinds[0] != kinds[1]:
             what = f"the ids of {role} have kind {kinds[0]} in {store.name} and kind {kinds[1]} in {earlier.name}"
             raise DataError(what, where={"store": store.folder}, fix="import both alike")
-    numbers = {role: _places(*(_listed(one, role) for one in (earlier, store))) for role in (*roles, FEATURES)}
+    numbers = {role: numbers_in(*(_listed(one, role) for one in (earlier, store))) for role in (*roles, FEATURES)}
     parts = {role: (numbers_M, np.zeros(len(numbers_M), np.bool_)) for role, numbers_M in numbers.items()}
     if not forget_days:
         return parts
     for one in (store, earlier):
         if one.time_order != "time":
-            what = f"{one.name} has no times, so that nothing in it can be forgotten by time"
-            raise DataError(what, where={"store": one.folder}, fix="leave out --start.forget-days")
+            raise no_times(one.name, one.folder)
     now, then, today = store.manifest.last_time, last_times(earlier), last_times(store)
     for role in roles:
         numbers_M = numbers[role]
         last_M = np.maximum(then[role][1:], np.where(numbers_M > 0, today[role][numbers_M], -1))
         parts[role] = numbers_M, last_M < now - forget_days * DAY_S
     return parts
+
+
+def no_times(name: str, folder: Path) -> DataError:
+    what = f"{name} has no times, so that nothing in it can be forgotten by time"
+    return DataError(what, where={"store": folder}, fix="leave out --start.forget-days")
 
 
 def _listed(store: EventStore, role: str) -> Any:
@@ -154,7 +153,7 @@ def _listed(store: EventStore, role: str) -> Any:
     return pyarrow().array(originals(store.folder, role))
 
 
-def _places(ids: Any, among: Any) -> Longs:
+def numbers_in(ids: Any, among: Any) -> Longs:
     """The number of each id in a list, from 1 on; 0 for one that is not there."""
     at = pyarrow(".compute").index_in(ids, value_set=among).fill_null(-1)
     return np.asarray(at.to_numpy(zero_copy_only=False), np.int64) + 1

@@ -202,7 +202,10 @@ def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
 
 
 def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
-    """The config for imported clicks; another preset than the first keeps its layers and its training."""
+    """The config for imported clicks; another preset than the first keeps its layers and its training, and a config for
+    other clicks all but the data."""
+    if config.data.source == "clicks":
+        return replace(config, data=replace(config.data, path=dataset.folder))
     share = 0.0
     if config == experiment():
         from ...data.click_store.encode import read_manifest
@@ -356,5 +359,6 @@ DLRM = Workload(
     plan="recperf.workloads.dlrm.config:planned",
     datasets={"clicks": on_clicks, "events": on_events},
     serve="recperf.workloads.click_serve:serve_dlrm",
+    id_tables=dict.fromkeys(("embeddings.weight_RD", "embeddings.table_RD"), "rows"),
     resolve=resolve,
 )

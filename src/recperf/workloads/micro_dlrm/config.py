@@ -64,7 +64,10 @@ def on_movielens(config: T, dataset: Dataset) -> T:
 
 
 def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
-    """The config for imported clicks; `resolve` sets the tables. The default preset gets a recipe for so many rows."""
+    """The config for imported clicks; `resolve` sets the tables. The default preset gets a recipe for so many rows, and
+    a config for other clicks keeps all but the data."""
+    if config.data.has_clicks:
+        return replace(config, data=replace(config.data, path=dataset.folder))
     data = replace(config.data, source="clicks", path=dataset.folder, validation_share=VALIDATION_SHARE)
     if config == default():
         from ...data.click_store.encode import read_manifest
@@ -208,4 +211,5 @@ MICRO_DLRM = Workload(
     datasets={"movielens": on_movielens, "events": on_events, "clicks": on_clicks},
     resolve=resolve,
     serve="recperf.workloads.click_serve:serve_micro_dlrm",
+    id_tables={"embeddings.weight_RD": "rows"},
 )
