@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from recperf.cli import main
 from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_events
 from recperf.errors import RecperfWarning, UsageError
+from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.hstu.build import PreparedSequences
 from recperf.workloads.hstu.config import default, resolve
+from recperf.workloads.hstu.ranks import PreparedSequencesOnRanks
 
 EPOCHS, STEPS = 5, 20
 RUN = ["run", "hstu", "--data.users", "60", "--train.epochs", str(EPOCHS), "--train.batch-size", "16"]
@@ -37,15 +40,20 @@ def logged(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] == kind]
 
 
+SAMPLED = ["--model.loss", "sampled", "--model.negatives", "16"]
+IN_FILES = ["--tables.placement", "file", "--tables.resident", "96KiB", "--tables.folder", "tables"]
+
+
+@pytest.mark.parametrize("tables", [[], [*SAMPLED, *IN_FILES]], ids=["device", "file"])
 def test_a_run_killed_after_its_best_epoch_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout draws from torch's own generators, so that their state must come back with the weights; and so must the
     weights of the epoch that validation chose, which is not the last at so high a rate."""
     monkeypatch.chdir(tmp_path)
     whole, resumed = Path("whole"), Path("resumed")
     options = ["--train.checkpoint-steps", "3", "--train.keep-last", "30", "--train.checkpoint-background", "off"]
-    assert main([*RUN, *UNTIL_WORSE, *QUIETLY, *options, "--run-dir", str(whole)]) == 0
+    assert main([*RUN, *tables, *UNTIL_WORSE, *QUIETLY, *options, "--run-dir", str(whole)]) == 0
     scores = [event["validation_ndcg_10"] for event in logged(whole, "metric")]
     best = STEPS // EPOCHS * (1 + scores.index(max(scores)))
     assert best < STEPS
@@ -69,6 +77,37 @@ def test_a_run_killed_after_its_best_epoch_ends_with_the_same_bits(
     weights, theirs = ([path.read_bytes() for path in sorted(end.glob("*.safetensors"))] for end in ends)
     assert weights
     assert weights == theirs
+
+
+def test_items_in_files_are_trained_ranked_and_served_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The cache holds 256 of 321 rows, so that rows leave it and come back."""
+    monkeypatch.chdir(tmp_path)
+    run, places = [*RUN, *SAMPLED, "--target.beat", "none", *QUIETLY], {"file": IN_FILES, "device": []}
+    for place, options in places.items():
+        assert main([*run, *options, "--train.table-optimizer", "adam", "--run-dir", place]) == 0
+    in_files, on_device = ([event["loss"] for event in logged(Path(place), "step")] for place in places)
+    assert in_files == on_device
+    assert len(in_files) == STEPS
+    assert Path("file/trial-42.json").read_bytes() == Path("device/trial-42.json").read_bytes()
+    lists = [recperf.open(place).recommend([[1, 2, 3], [7]], k=20) for place in places]
+    for place in places:
+        recperf.open(place).export(f"{place}-exported")
+    assert Path("file-exported/items.faiss").read_bytes() == Path("device-exported/items.faiss").read_bytes()
+    monkeypatch.setattr("recperf.workloads.hstu.serve.TablesConfig", partial(TablesConfig, placement="file"))
+    lists.append(recperf.open("file").recommend([[1, 2, 3], [7]], k=20))
+    for column in ("item", "logit"):
+        assert lists[0][column].tolist() == lists[1][column].tolist() == lists[2][column].tolist()
+    capfd.readouterr()
+    for options, fix in (
+        (IN_FILES, "--model.loss sampled"),
+        ([*SAMPLED, *IN_FILES, "--train.table-optimizer", "adamw"], "--train.table-optimizer adam"),
+    ):
+        assert main([*RUN, *options, *QUIETLY]) == 3
+        assert fix in capfd.readouterr().err
+    with pytest.raises(UsageError, match="need a single process"):
+        PreparedSequencesOnRanks(recperf.open("file").config)
 
 
 def reached(prepared: PreparedSequences, enough: float = 1.0) -> float:

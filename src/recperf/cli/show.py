@@ -71,7 +71,7 @@ def placed(config: Any, estimate: Estimate) -> dict[str, str | None] | None:
         return None
     whole = size(estimate.table_bytes + estimate.state_bytes)
     cuda = train.device == "cuda" or (train.device == "auto" and Path("/dev/nvidia0").exists())
-    if getattr(train, "optimizer", None) == "adamw":
+    if "adamw" in (getattr(train, "optimizer", None), getattr(train, "table_optimizer", None)):
         return {"placement": "device", "why": "device: adamw changes every row in every step"}
     if tables.placement == "auto" and cuda and not tables.device_bytes:
         why = f"device if {whole} fit into the free memory of the GPU, else host or file; decided by the run"

@@ -1,7 +1,7 @@
 """Batches of sequences, packed without padding and gathered on the device that trains, in an order that is a pure
 function of (seed, epoch).
 
-Shapes: E events, S sequences, B sequences of a batch, T positions of all its sequences.
+Shapes: E events, S sequences, B sequences of a batch, T positions of all its sequences, K drawn items.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .batch import JaggedFeatures, Tensors
 from .next_item import NextItemData, Targets
 from .order import permutation
 
 
 @dataclass(frozen=True, eq=False)
-class SequenceBatch:
+class SequenceBatch(Tensors):
     """Packed sequences: position offsets_B1[b] is the first one of sequence b."""
 
     offsets_B1: Tensor
@@ -40,6 +41,10 @@ class SequenceBatch:
     """Of a part of a batch that ranks share: positions of the whole batch; None: this is the whole."""
     numbers_T: Tensor | None = None
     """The number of each position in that batch."""
+    drawn_K: Tensor | None = None
+    """Items drawn for the loss; None: the model draws them."""
+    features: JaggedFeatures | None = None
+    """The items of all positions, the drawn ones and the targets, where only the rows that a step uses are updated."""
 
     def __len__(self) -> int:
         return len(self.offsets_B1) - 1 if self.samples is None else self.samples

@@ -24,6 +24,8 @@ from ..models.streams import SideStreams
 
 if TYPE_CHECKING:
     from ..data.random_bags import RandomBags
+    from ..models.tables import SparseGradients
+    from .loop import Order
 
 
 class Feed(Protocol):
@@ -328,6 +330,31 @@ class _Stream:
         while self._waits and self._waits[0][1].query():
             asked, after = self._waits.popleft()
             self.waited(asked.elapsed_time(after) / 1e3)
+
+
+@dataclass(frozen=True)
+class PlacedOrder:
+    """Batches with features whose rows are in the cache of tables in tiers, placed there while earlier steps run."""
+
+    order: Order
+    tables: SparseGradients
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        tiers, owner = self.tables.tiers, object()
+        assert tiers is not None
+
+        def place(batch: Any) -> Any:
+            return replace(batch, features=self.tables.place(batch.features, owner))
+
+        def finish(batch: Any) -> None:
+            tiers.finish(batch.features.placed)
+
+        batches = self.order.batches(epoch, start)
+        return prefetched(batches, place, self.device, depth=tiers.config.depth, finished=finish, waited=tiers.waited)
 
 
 def prepared_on_host(batches: Iterator[Batch], prepare: Callable[[Batch], Input]) -> Iterator[Input]:

@@ -23,12 +23,11 @@ from ..errors import ConfigError
 from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
-from ..models.embeddings import PlacedFeatures, StackedTables
+from ..models.embeddings import StackedTables
 from ..models.tables import SHARED, HashedTable, SparseTables
 from ..stop import poll
 from ..train.baselines import bias_logits, synthetic_logits
 from ..train.config import TrainConfig, one_cycle
-from ..train.feeds import prefetched
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.ranking import Scorer
@@ -279,32 +278,6 @@ class DLRMTrialState:
         if isinstance(tables := self.model.embeddings, SparseTables | HashedTable):
             # A run that is resumed may use other implementations than a new one.
             self.prepared.settings.reasons["bag"] = tables.why
-
-
-@dataclass(frozen=True)
-class PlacedOrder:
-    """Batches whose rows are in the cache of tables in tiers, placed there while earlier steps run."""
-
-    order: Order
-    tables: SparseTables | HashedTable
-    device: torch.device
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
-        tiers, owner = self.tables.tiers, object()
-        assert tiers is not None
-
-        def place(batch: ClickBatch) -> ClickBatch:
-            return replace(batch, features=self.tables.place(batch.features, owner))
-
-        def finish(batch: ClickBatch) -> None:
-            assert isinstance(batch.features, PlacedFeatures)
-            tiers.finish(batch.features.placed)
-
-        batches = self.order.batches(epoch, start)
-        return prefetched(batches, place, self.device, depth=tiers.config.depth, finished=finish, waited=tiers.waited)
 
 
 @dataclass(frozen=True)

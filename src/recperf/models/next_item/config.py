@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...config import require, within
-from ...measure.cost import FLOAT, INDEX, Cost
+from ...measure.cost import FLOAT, INDEX, Cost, adamw_update, sparse_update
 from ...measure.spans import declare
+from ...ops.table_rules import RULES
 
 declare("forward", "tokens", kind="tables")
 declare("forward", "stu_input", "stu_output", kind="products")
@@ -89,8 +90,9 @@ class NextItemConfig:
         return (self.items + 1) * self.dim
 
 
-def step(model: NextItemConfig, tokens: int, pairs: int, unique: int) -> dict[str, Cost]:
-    """Work of a training step on `tokens` positions that see `pairs` items, by span; `unique` items are distinct."""
+def step(model: NextItemConfig, tokens: int, pairs: int, unique: int, *, used_rows: bool = False) -> dict[str, Cost]:
+    """Work of a training step on `tokens` positions that see `pairs` items, by span; `unique` items are distinct.
+    `used_rows`: only the rows of items that a step uses are updated."""
     dim, width, blocks = model.dim, model.width, model.blocks
     values = FLOAT * tokens
     forward = {
@@ -102,22 +104,31 @@ def step(model: NextItemConfig, tokens: int, pairs: int, unique: int) -> dict[st
     # The loss computes its gradient with its value: three products with the candidates.
     candidates = min(model.candidates, model.items)
     scored = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim)
-    parameters = model.table_parameters + sum(model.part_parameters.values())
+    dense = sum(model.part_parameters.values())
+    parameters = model.table_parameters + dense
+    update = {"update": Cost(12 * parameters, 7 * FLOAT * parameters)}
+    if used_rows:
+        ids, rule = 2 * tokens + model.negatives, RULES["adam"]
+        rows = sparse_update(ids, unique, dim, state=rule.state_width(dim), flops=rule.flops)
+        update = {"dense_update": adamw_update(dense), "sparse_update": rows}
     return {
         **forward,
         "softmax": scored,
         "backward": sum((Cost(2 * cost.flops, 2 * cost.bytes) for cost in forward.values()), Cost()),
-        "update": Cost(12 * parameters, 7 * FLOAT * parameters),
+        **update,
     }
 
 
-def memory(model: NextItemConfig, batch: int) -> dict[str, int]:
-    """Bytes of a training step whose sequences all have the maximum length, by kind."""
+def memory(model: NextItemConfig, batch: int, *, used_rows: bool = False) -> dict[str, int]:
+    """Bytes of a training step whose sequences all have the maximum length, by kind, and of the items' vectors in an
+    evaluation, where the table may lie elsewhere."""
     parameters = model.table_parameters + sum(model.part_parameters.values())
+    vectors = {"vectors": 2 * FLOAT * model.table_parameters} if used_rows else {}
     saved = model.blocks * (5 * model.dim + 9 * model.width)
     return {
         "parameters": FLOAT * parameters,
         "optimizer": 2 * FLOAT * parameters,
-        "gradients": FLOAT * parameters,
+        "gradients": FLOAT * (parameters - used_rows * model.table_parameters),
         "activations": FLOAT * batch * model.max_length * saved,
+        **vectors,
     }

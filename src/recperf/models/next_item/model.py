@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...data.batch import JaggedFeatures
 from ...data.next_item_batches import SequenceBatch
 from ...data.yambda.item_features import ItemValues
 from ...measure.spans import span
@@ -23,10 +24,13 @@ from ...ops import hstu_attention
 from ...ops.hstu_attention import Mask, RelativeBias
 from ...ops.hstu_attention.reference import bucket_starts
 from ..init import normal_, xavier_uniform_
+from ..tables import SparseTables
 from .config import NextItemConfig
 
 EPS = 1e-6
 STD = 0.02
+BLOCK = 1 << 18
+"""Rows outside the device that are read at a time."""
 
 
 def dropped(x_TD: Tensor, share: float, training: bool, batch: SequenceBatch) -> Tensor:
@@ -76,16 +80,24 @@ class Block(nn.Module):
 
 class NextItemHSTU(nn.Module):
     """Item 0 is padding; it is scored like any other, and callers pass over it. An item's embedding is its own row plus
-    those of its features, in the tokens and in the scores."""
+    those of its features, in the tokens and in the scores. With `rows`, a table of items of which only the rows that a
+    step uses are updated, items are drawn with the batch."""
 
     def __init__(
-        self, config: NextItemConfig, *, seed: int, device: torch.device, values: ItemValues | None = None
+        self,
+        config: NextItemConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        values: ItemValues | None = None,
+        rows: SparseTables | None = None,
     ) -> None:
         super().__init__()
-        self.config = config
-        self.items_ID = nn.Parameter(torch.empty(config.items + 1, config.dim, device=device))
+        self.config, self.items = config, rows
+        if rows is None:
+            self.items_ID = nn.Parameter(torch.empty(config.items + 1, config.dim, device=device))
+        self.reset(seed)
         self.positions_ND = nn.Parameter(torch.empty(config.max_length, config.dim, device=device))
-        normal_(self.items_ID, STD, seed, "items")
         normal_(self.positions_ND, math.sqrt(1 / config.dim), seed, "positions")
         self.features_VD: nn.Parameter | None = None
         if config.feature_rows:
@@ -96,11 +108,19 @@ class NextItemHSTU(nn.Module):
             self.weights_IF = torch.from_numpy(values.weights_IK).to(device)
         self.blocks = nn.ModuleList(Block(config, device, seed, f"blocks.{number}") for number in range(config.blocks))
 
-    def encode(self, batch: SequenceBatch) -> Tensor:
-        """The user vector after every position, of length 1."""
+    def reset(self, seed: int) -> None:
+        """Draw the initial rows of items."""
+        if self.items is None:
+            normal_(self.items_ID, STD, seed, "items")
+        else:
+            self.items.reset(STD, seed)
+
+    def encode(self, batch: SequenceBatch, items_TD: Tensor | None = None) -> Tensor:
+        """The user vector after every position, of length 1; `items_TD` are embeddings that were looked up."""
         config = self.config
         with span("tokens"):
-            x_TD = self.embedded(batch.items_T) * math.sqrt(config.dim)
+            items_TD = self.embedded(batch.items_T) if items_TD is None else items_TD
+            x_TD = items_TD * math.sqrt(config.dim)
             x_TD = x_TD + F.embedding(batch.positions_T, self.positions_ND)
             x_TD = dropped(x_TD, config.dropout, self.training, batch)
         for block in self.blocks:
@@ -109,20 +129,29 @@ class NextItemHSTU(nn.Module):
 
     def loss(self, batch: SequenceBatch) -> Tensor:
         """The mean softmax loss of the next item over all positions."""
-        users_TD = self.encode(batch)
-        config, targets_T = self.config, batch.targets_T
+        config, targets_T, drawn_K, items_TD = self.config, batch.targets_T, batch.drawn_K, None
+        if drawn_K is not None:
+            with span("tokens"):
+                every_ND = self.embedded(torch.cat([batch.items_T, drawn_K, targets_T]), batch.features)
+                items_TD, scored_ND = every_ND.tensor_split([len(targets_T)])
+        users_TD = self.encode(batch, items_TD)
         with span("softmax"):
             if config.full_softmax:
                 return full_loss(users_TD, self.item_vectors(), targets_T - 1, config.temperature, batch.weights_T)
-            drawn_K = torch.randint(1, config.items + 1, (config.negatives,), device=targets_T.device)
-            vectors = F.normalize(self.embedded(torch.cat([drawn_K, targets_T])), dim=1, eps=EPS)
+            if drawn_K is None:
+                drawn_K = torch.randint(1, config.items + 1, (config.negatives,), device=targets_T.device)
+                scored_ND = self.embedded(torch.cat([drawn_K, targets_T]))
+            vectors = F.normalize(scored_ND, dim=1, eps=EPS)
             drawn_KD, owns_TD = torch.split(vectors, [len(drawn_K), len(targets_T)])
             same_TK = targets_T[:, None] == drawn_K
             return sampled_loss(users_TD, owns_TD, drawn_KD, same_TK, config.temperature, batch.weights_T)
 
-    def embedded(self, items_N: Tensor | None = None) -> Tensor:
-        """The embeddings of items; None: of all."""
-        rows_ND = self.items_ID if items_N is None else F.embedding(items_N, self.items_ID)
+    def embedded(self, items_N: Tensor | None = None, features: JaggedFeatures | None = None) -> Tensor:
+        """The embeddings of items; None: of all. `features` are the same items, whose rows are to be trained."""
+        if self.items is not None:
+            rows_ND = self._looked_up(self.items, items_N, features)
+        else:
+            rows_ND = self.items_ID if items_N is None else F.embedding(items_N, self.items_ID)
         if self.features_VD is None:
             return rows_ND
         every = slice(None) if items_N is None else items_N
@@ -130,6 +159,22 @@ class NextItemHSTU(nn.Module):
         return rows_ND + F.embedding_bag(
             self.values_IF[every], self.features_VD, mode="sum", per_sample_weights=weights_NF
         )
+
+    def _looked_up(self, rows: SparseTables, items_N: Tensor | None, features: JaggedFeatures | None) -> Tensor:
+        if items_N is None:
+            if rows.tiers is None:
+                return rows.table_RD
+            every = torch.split(torch.arange(self.config.items + 1, device=rows.table_RD.device), BLOCK)
+            return torch.cat([self._looked_up(rows, part_N, None) for part_N in every])
+        if features is None:
+            return rows.record(JaggedFeatures.from_ids(rows.keys, items_N[None]))[0][0]
+        pooled_1ND, saved = rows.record(features)
+        rows_ND = pooled_1ND[0].requires_grad_(not rows.frozen)
+        if not rows.frozen:
+            rows_ND.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient_ND: rows.backward(saved, features, gradient_ND[None])
+            )
+        return rows_ND
 
     def item_vectors(self) -> Tensor:
         """The vectors of items 1 and up, of length 1."""
@@ -141,6 +186,8 @@ class NextItemHSTU(nn.Module):
 
     def forget_gradients(self) -> None:
         self.zero_grad(set_to_none=True)
+        if self.items is not None:
+            self.items.forget()
 
 
 SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}

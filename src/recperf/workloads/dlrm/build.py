@@ -39,7 +39,7 @@ from ...train.device import (
     free_gpu_bytes,
     resolve,
 )
-from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed
+from ...train.feeds import CopiedFeed, DrawnBatch, DrawnFeed, DrawnOrder, Feed, PlacedOrder
 from ...train.graph import GraphStep
 from ...train.loop import Optimizer, Order, Recipe
 from ...train.optim import SparseRows, SplitOptimizer, make_dense
@@ -48,7 +48,6 @@ from ..clicks import (
     CopiedOrder,
     DLRMTrialState,
     DrawnRows,
-    PlacedOrder,
     PreparedRows,
     StoredRows,
     largest_product,

@@ -3,7 +3,7 @@ the ranks of held-out items.
 
 Batches for a CUDA graph, whose shapes do not change, are filled with sequences that do not count.
 
-Shapes: N targets, B sequences of a batch, F sequences that fill it, R = B + F, T positions of all, I items.
+Shapes: N targets, B sequences of a batch, F sequences that fill it, R = B + F, T positions of all, I items, K drawn.
 """
 
 from __future__ import annotations
@@ -19,22 +19,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.batch import JaggedFeatures
 from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
 from ...data.yambda.reference import open_events
 from ...distributed.ranks import current
 from ...errors import DataError, MachineError
+from ...execution.tables import placed_tables
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 from ...measure.cost import FLOAT, Cost
-from ...models.next_item.config import step
+from ...models.init import generator
+from ...models.next_item.config import NextItemConfig, step
 from ...models.next_item.model import NextItemHSTU
+from ...models.tables import SparseTables
+from ...models.tiers.cache import TieredRows
+from ...models.tiers.config import Tiers
+from ...models.tiers.opening import open_tiers
+from ...ops.table_rules import RULES
 from ...stop import poll
 from ...train.config import RANKED
 from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
+from ...train.feeds import PlacedOrder
 from ...train.graph import GraphStep
-from ...train.loop import Position, Recipe
+from ...train.loop import Order, Position, Recipe
 from ...train.next_item import Ranked, baselines, item_counts, rank, seen_by_default
-from ...train.optim import AdamW
+from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ...train.ranking import list_quality
 from ...units import size
 from .config import HSTUConfig, SequencesConfig, bounds, estimate, require_room
@@ -72,14 +81,21 @@ class Sequences:
             what = f"{self.data.name} has no user with an item to train on and one to predict"
             raise DataError(what, fix="import events of users with at least three items")
 
-    def model(self, seed: int, device: torch.device) -> NextItemHSTU:
+    def model(self, seed: int, device: torch.device, tiers: Tiers) -> NextItemHSTU:
         """A new model; the features of items are no weights of it, and come from the data."""
-        values = self.data.values() if self.config.model.feature_rows else None
+        config = self.config.model
+        values = self.data.values() if config.feature_rows else None
         rows = values.rows if values else 0
-        if rows != self.config.model.feature_rows:
+        if rows != config.feature_rows:
             what = f"the items of {self.data.name} have {rows:,} values of features"
             raise DataError(what, where={"field": "model.feature_rows"}, fix="leave --model.feature-rows out")
-        return NextItemHSTU(self.config.model, seed=seed, device=device, values=values)
+        table, opened = None, None
+        if self.config.used_rows:
+            if tiers.placement != "device":
+                state = RULES["adam"].state_width(config.dim)
+                opened = open_tiers({"items": config.items + 1}, tiers, dim=config.dim, state=state, device=device)
+            table = SparseTables(("items",), (config.items + 1,), config.dim, device=device, tiers=opened)
+        return NextItemHSTU(config, seed=seed, device=device, values=values, rows=table)
 
     def facts(self) -> dict[str, Any]:
         """What a result records about the data."""
@@ -114,6 +130,25 @@ class Sequences:
             return torch.from_numpy(truth.scores(self.data, targets))
 
         return {"planted": score}
+
+
+@dataclass(frozen=True, eq=False)
+class SampledOrder:
+    """Batches with the items drawn for their loss, which follow from the seed and the step alone, and with the items
+    that a step looks up."""
+
+    order: SequenceOrder
+    model: NextItemConfig
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[SequenceBatch]:
+        for number, batch in enumerate(self.order.batches(epoch, start), epoch * len(self) + start):
+            draw, shape = generator(self.order.seed, f"negatives.{number}"), (self.model.negatives,)
+            drawn_K = torch.randint(1, self.model.items + 1, shape, generator=draw).to(batch.items_T.device)
+            ids_N = torch.cat([batch.items_T, drawn_K, batch.targets_T])
+            yield replace(batch, drawn_K=drawn_K, features=JaggedFeatures.from_ids(("items",), ids_N[None]))
 
 
 DEVIATIONS = 3
@@ -186,6 +221,8 @@ class WindowFeed:
 
 
 BETAS = (0.9, 0.98)
+"""Of everything but the rows of items that a step uses."""
+ALL_ROWS = Tiers("device", 0, "device: adamw changes every row in every step")
 SCORING_BATCH = 512
 """Histories that are encoded at a time."""
 
@@ -207,22 +244,26 @@ class PreparedSequences(Prepared):
         self.sequences = Sequences(config, data)
         self.data, self.target = self.sequences.facts(), bounds(config)
         self.settings = settings_of(config)
+        self.tiers = ALL_ROWS
+        if config.used_rows:
+            self.tiers = placed_tables(config.tables, estimate(config), self.settings.device)
+        self.settings.reasons["tables"] = self.tiers.why
         self._require_device_room()
+        lack = "only the rows of items that a step uses are updated" if config.used_rows else ""
         why = "a step is hundreds of small kernels; batches are padded"
         self.graph, self.settings.reasons["graph"] = choose_graph(
-            config.train.graph, self.settings.device, current().choose("", BETWEEN_RANKS), why=why, switch=SWITCH
+            config.train.graph, self.settings.device, current().choose(lack, BETWEEN_RANKS), why=why, switch=SWITCH
         )
         self.events = EventsOnDevice(self.sequences.data, self.settings.device)
 
     def _require_device_room(self) -> None:
-        """All items lie on the device, with a gradient and Adam's two numbers for each of theirs, which are copied
-        while a graph is captured."""
+        """Items on the device have Adam's two numbers for each of theirs and, if all are updated, a gradient; a graph
+        copies these while it is captured."""
         device, copies = self.settings.device, 4 if self.config.train.graph == "off" else 6
-        table = copies * estimate(self.config).table_bytes
-        if device.type == "cuda" and table > free_gpu_bytes(device):
-            free = size(free_gpu_bytes(device))
-            what = f"the items take {size(table)} of the GPU, {free} are free: hstu has no table outside the device"
-            raise MachineError(what, fix="a smaller --model.dim, or --train.device cpu")
+        table = (3 if self.config.used_rows else copies) * estimate(self.config).table_bytes
+        if self.tiers.placement == "device" and device.type == "cuda" and table > free_gpu_bytes(device):
+            what = f"the items take {size(table)} of the GPU, {size(free_gpu_bytes(device))} are free"
+            raise MachineError(what, fix="--tables.placement host --model.loss sampled, or a smaller --model.dim")
 
     @cached_property
     def seen(self) -> Any:
@@ -268,7 +309,7 @@ class PreparedSequences(Prepared):
     def step_cost(self, batch: SequenceBatch | WindowBatch, ids: int, unique: int) -> dict[str, Cost]:
         lengths_B = batch.lengths_B
         pairs = int((lengths_B * (lengths_B + 1) // 2).sum())
-        return step(self.config.model, int(lengths_B.sum()), pairs, unique)
+        return step(self.config.model, int(lengths_B.sum()), pairs, unique, used_rows=self.config.used_rows)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -281,20 +322,27 @@ class SequenceTrial(Trial):
     def __init__(self, prepared: PreparedSequences, seed: int) -> None:
         config, self.prepared = prepared.config, prepared
         train = config.train
-        self.model = prepared.sequences.model(seed, prepared.settings.device)
+        self.model = prepared.sequences.model(seed, prepared.settings.device, prepared.tiers)
         blocks = list(self.model.blocks.parameters())
         tables = [one for name, one in self.model.named_parameters() if not name.startswith("blocks.")]
         groups = [(blocks, train.weight_decay), (tables, train.table_weight_decay)]
-        self.optimizer = AdamW(groups, betas=BETAS)
+        self.optimizer: AdamW | SplitOptimizer = AdamW(groups, betas=BETAS)
         length = config.model.max_length
         order = SequenceOrder.of(
             prepared.sequences.data, prepared.events, length=length, batch_size=train.batch_size, seed=seed,
             all_windows=train.windows == "all",
         )  # fmt: skip
+        used: Order = order
+        if (items := self.model.items) is not None:
+            prepared.settings.reasons["bag"] = items.why
+            self.optimizer = SplitOptimizer(self.optimizer, SparseRows(items, "adam", decay=train.table_weight_decay))
+            used = SampledOrder(order, config.model)
+            if items.tiers is not None:
+                used = PlacedOrder(used, items, prepared.settings.device)
         self.recipe = Recipe(
             model=self.model,
             optimizer=self.optimizer,
-            order=order,
+            order=used,
             learning_rate=lambda step: train.learning_rate,
             epochs=train.epochs,
             max_steps=train.max_steps,
@@ -315,9 +363,9 @@ class SequenceTrial(Trial):
         )
 
     @torch.no_grad()
-    def score(self, targets: Targets) -> Tensor:
-        """Scores of all items for the history before each target."""
-        prepared, vectors_ID = self.prepared, self.model.item_vectors()
+    def score(self, targets: Targets, vectors_ID: Tensor | None = None) -> Tensor:
+        """Scores of all items, by their vectors, for the history before each target."""
+        prepared, vectors_ID = self.prepared, self.model.item_vectors() if vectors_ID is None else vectors_ID
         length, parts = prepared.config.model.max_length, []
         for batch in histories(
             prepared.sequences.data, prepared.events, targets, length=length, batch_size=SCORING_BATCH
@@ -326,8 +374,10 @@ class SequenceTrial(Trial):
             parts.append(self.model.last(batch) @ vectors_ID.t())
         return torch.cat(parts)
 
+    @torch.no_grad()
     def ranked(self, targets: Targets) -> Ranked:
-        return self.prepared.ranks(targets, self.score)
+        vectors_ID = self.model.item_vectors()
+        return self.prepared.ranks(targets, lambda part: self.score(part, vectors_ID))
 
     def predictions(self, at: Position | None = None) -> Predictions:
         """The ranks of the test items."""
@@ -344,7 +394,13 @@ class SequenceTrial(Trial):
         return {**scored, RANKED: validation.metrics()["ndcg_10"]}
 
     def rows_of(self, batch: SequenceBatch | WindowBatch) -> Tensor:
-        return (batch.gathered() if isinstance(batch, WindowBatch) else batch).items_T
+        if isinstance(batch, WindowBatch):
+            batch = batch.gathered()
+        table, features = self.model.items, batch.features
+        return batch.items_T if table is None or features is None else table.rows_of(features)
+
+    def tiers(self) -> TieredRows | None:
+        return None if self.model.items is None else self.model.items.tiers
 
     def tables(self) -> list[tuple[str, int]]:
         return [("items", self.prepared.config.model.items + 1)]
@@ -355,3 +411,6 @@ class SequenceTrial(Trial):
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.model.items is not None:
+            # A run that is resumed may use other implementations than a new one.
+            self.prepared.settings.reasons["bag"] = self.model.items.why

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
 from ...distributed.config import DistributedConfig
-from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
+from ...errors import ConfigError
+from ...execution.tables import require_table_memory
+from ...execution.workload import Estimate, TrialsConfig, Workload
 from ...measure.cost import FLOAT
 from ...models.next_item.config import NextItemConfig, memory, step
+from ...models.tiers.config import TablesConfig
 from ...train.config import GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from ...runs.contract import Claim
 
 BASELINES = ("popularity", "recent_popularity", "item_to_item", "item_knn")
-SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length"
+SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length, or --tables.placement file"
 DENSE = 50
 """Mean events of a user from which on `dense` is the default; below it a smaller model that drops more."""
 
@@ -77,6 +80,9 @@ class SequenceTrainConfig(GraphTrainConfig):
     """Weight decay of the blocks."""
     table_weight_decay: float = 0.0
     """Weight decay of the embeddings of items and positions."""
+    table_optimizer: Literal["auto", "adamw", "adam"] = "auto"
+    """adamw changes the embeddings of all items in every step; adam (0.9, 0.999) those that the step uses, which needs
+    the sampled loss. auto: adam where tables.placement is host or file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,7 @@ class HSTUConfig(TrialsConfig):
     model: NextItemConfig = field(default_factory=NextItemConfig)
     train: SequenceTrainConfig = field(default_factory=SequenceTrainConfig)
     target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
+    tables: TablesConfig = field(default_factory=TablesConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
@@ -92,6 +99,20 @@ class HSTUConfig(TrialsConfig):
         sharding, sent = self.distributed.sharding, self.distributed.all_to_all
         require(not sharding, "distributed.sharding", sharding, "none: every rank of hstu has a copy of all weights")
         require(sent == "fp32", "distributed.all_to_all", sent, "fp32: ranks of hstu send no rows to each other")
+        placement, outside = self.tables.placement, self.tables.placement in ("host", "file")
+        if outside and not self.used_rows:
+            what = f"tables.placement is {placement}, but adamw changes every item in every step"
+            raise ConfigError(what, where={"field": "train.table_optimizer"}, fix="--train.table-optimizer adam")
+        if self.used_rows and self.model.items and self.model.full_softmax:
+            what = f"tables.placement is {placement}" if outside else "train.table_optimizer is adam"
+            what += f", but the full softmax uses all {self.model.items:,} items in every step"
+            raise ConfigError(what, where={"field": "model.loss"}, fix="--model.loss sampled")
+
+    @property
+    def used_rows(self) -> bool:
+        """Whether a step updates only the rows of items that it uses, so that the others can lie elsewhere."""
+        optimizer, outside = self.train.table_optimizer, self.tables.placement in ("host", "file")
+        return optimizer == "adam" or (optimizer == "auto" and outside)
 
 
 def default() -> HSTUConfig:
@@ -162,7 +183,9 @@ def following(path: Path) -> HSTUConfig:
 
 
 def resolve(config: HSTUConfig) -> HSTUConfig:
-    """With the number of items that the data has, and without a bias by time where it has no times."""
+    """With the number of items that the data has, and without a bias by time where it has no times. A run that is
+    resumed with its table in another place keeps its optimizer."""
+    config = replace(config, train=replace(config.train, table_optimizer="adam" if config.used_rows else "adamw"))
     if config.data.path is None:
         return _embedded(config)
     from ...data.next_item import NextItemData
@@ -182,14 +205,19 @@ def estimate(config: HSTUConfig) -> Estimate:
     return Estimate(
         parameters={"items": model.table_parameters, **model.part_parameters},
         table_bytes=FLOAT * model.table_parameters,
-        step=step(model, tokens, tokens * (model.max_length + 1) // 2, min(tokens, model.items)),
-        memory=memory(model, batch),
+        step=step(
+            model, tokens, tokens * (model.max_length + 1) // 2, min(tokens, model.items), used_rows=config.used_rows
+        ),
+        memory=memory(model, batch, used_rows=config.used_rows),
+        state_bytes=2 * FLOAT * model.table_parameters,
+        table_rows=model.items + 1,
     )
 
 
 def require_room(config: HSTUConfig) -> None:
     require(config.model.items > 0, "model.items", config.model.items, "above 0")
-    require_memory(estimate(config), fix=SMALLER)
+    tables = config.tables if config.used_rows else TablesConfig(placement="device")
+    require_table_memory(tables, estimate(config), fix=SMALLER)
 
 
 def bounds(config: HSTUConfig) -> dict[str, Any]:
@@ -215,5 +243,5 @@ HSTU = Workload(
     serve="recperf.workloads.hstu.serve:ServedSequences",
     datasets={"events": on_events},
     resolve=resolve,
-    id_tables={"items_ID": "items", "features_VD": "features"},
+    id_tables={"items_ID": "items", "items.table_RD": "items", "features_VD": "features"},
 )

@@ -20,11 +20,19 @@ from ...distributed.balance import deal, stride
 from ...distributed.ranks import Ranks, current
 from ...distributed.shares import SharedBatch
 from ...distributed.step import shared_step
+from ...errors import UsageError
 from ...train.next_item import Ranked
 from .build import PreparedSequences, SequenceTrial
+from .config import HSTUConfig
 
 
 class PreparedSequencesOnRanks(PreparedSequences):
+    def __init__(self, config: HSTUConfig) -> None:
+        if config.used_rows:
+            what = "ranks of hstu update all items: adam and tables outside the device need a single process"
+            raise UsageError(what, fix="--ranks 1, or --train.table-optimizer adamw --tables.placement device")
+        super().__init__(config)
+
     def trial(self, seed: int) -> SequenceTrial:
         return RankTrial(self, seed)
 

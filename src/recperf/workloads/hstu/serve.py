@@ -23,11 +23,13 @@ from ...data.yambda.item_features import titles_of
 from ...data.yambda.store import own_ids
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
+from ...execution.tables import placed_tables
 from ...models.next_item.model import NextItemHSTU, PaddedHSTU
+from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ...train.next_item import histories, item_counts, seen_by_default
-from .build import SCORING_BATCH, Sequences, settings_of
-from .config import HSTUConfig
+from .build import ALL_ROWS, SCORING_BATCH, Sequences, settings_of
+from .config import HSTUConfig, estimate
 
 MEANINGS = {
     "rows_BL": "rows of the table `items` for the items of the history, the oldest first; the rest of a row is ignored",
@@ -74,7 +76,15 @@ class ServedSequences(Served):
             self.titles = titles_of(store, numbers_I)
         asked = config.data.seen
         self.excludes_seen = (seen_by_default(self.data) if asked == "auto" else asked) == "left-out"
-        self.model: NextItemHSTU = sequences.model(0, self.settings.device)
+        tiers = ALL_ROWS
+        if config.used_rows:
+            # The table lies where it fits now, without an optimizer, beside the vectors of all items.
+            table = estimate(config).table_bytes
+            counted = replace(estimate(config), state_bytes=0, memory={"table": table, "vectors": 2 * table})
+            tables = TablesConfig(folder=config.tables.folder)
+            tiers = scored_only(placed_tables(tables, counted, self.settings.device))
+        self.settings.reasons["tables"] = tiers.why
+        self.model: NextItemHSTU = sequences.model(0, self.settings.device, tiers)
         self.batch_size = SCORING_BATCH
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:

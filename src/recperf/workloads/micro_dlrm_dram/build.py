@@ -21,12 +21,12 @@ from ...models.dlrm import DLRM
 from ...models.tables import SHARED, HashedTable
 from ...models.tiers.opening import open_tiers
 from ...train.device import Settings, choose, cpu_fixes
+from ...train.feeds import PlacedOrder
 from ...train.loop import Order
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ..clicks import (
     DLRMTrialState,
     DrawnRows,
-    PlacedOrder,
     PreparedRows,
     SampledRows,
     largest_product,
