@@ -1,13 +1,16 @@
 """Training steps of dlrm-v4 with its tables on the GPU, in host memory and in files.
 
-The published model, batch 1,024, made-up batches whose lengths and distinct items are like the benchmark's. The rows of
-a batch are spread evenly over the tables, without the popularity of real ids, so that the cache holds of them only what
-it has by chance; the cache is full, and for each row that is read one is written back. `fbgemm` is the same step with
-the tables in FBGEMM's TBE, rows in host memory and a cache of the same size (MANAGED_CACHING). All rows of the store
-were written before, so none is computed instead of read. A reading is the time between the ends of two steps by the
-device's events. With `--fresh` no row was written before: tables larger than memory and disk can be measured. With
-`--check` only kernels whose results do not vary are used, the cache is small, and losses of all placements of one size
-have to be equal to the bit.
+The published model, batch 1,024, made-up batches whose lengths and distinct items are like the benchmark's. With `--ids
+even` the rows of a batch are spread evenly over the tables, without the popularity of real ids, so that the cache holds
+of them only what it has by chance. With `--ids reuse` items, albums and artists are drawn from the power law that the
+published data has; crosses and users stay spread evenly. The cache is full, and for each row that is read one is
+written back. `fbgemm` is the same step with the tables in FBGEMM's TBE, rows in host memory and a cache of the same
+size (MANAGED_CACHING). All rows of the store were written before, so none is computed instead of read. A reading is the
+time between the ends of two steps by the device's events. With `--fresh` no row was written before, so that tables
+larger than memory and disk can be measured; the rows of `--earlier` batches go through the cache first. With `--drop`
+the pages of table files are written to the disk and dropped four times a second, so that rows are read from the disk.
+With `--check` only kernels whose results do not vary are used, the cache is small, and losses of all placements of one
+size have to be equal to the bit.
 
 Run as `python benchmarks/table_tiers.py --sizes 37 93 --placements device host file`; `--tiny` runs anywhere.
 """
@@ -16,13 +19,20 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import resource
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,11 +40,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from _fbgemm_peer import CachedTables
+from _fbgemm_peer import CachedTables, fbgemm_problem
 from _histories import MEAN, SHORTEST, made_up
 from _rows import record, row, show
 from dlrm_v4_step import RATE, ROOM, Trainer, parts_that_fit
 from recperf.data.batch import HistoryBatch
+from recperf.data.yambda.schema import CONTEXT, HISTORY
+from recperf.machine import available_bytes
 from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
 from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4.tables import TieredDLRMv4Tables
@@ -43,6 +55,7 @@ from recperf.models.tiers.config import TablesConfig, Tiers
 from recperf.models.tiers.opening import open_tiers
 from recperf.models.tiers.slots import Placed, Traffic
 from recperf.train.feeds import prefetched
+from recperf.workloads.dlrm_v4.plan import EXPONENT
 
 NAME, SEED, GIB = "table_tiers", 3, 1 << 30
 STRIDES = 0x9E3779B1, 0x85EBCA77
@@ -64,11 +77,85 @@ class Ready:
             part.record_stream(stream)
 
 
-def moved(batch: HistoryBatch, number: int) -> HistoryBatch:
-    """The same batch with other rows: an id is multiplied by an odd number of its own for each batch."""
-    ids = batch.features.values_V * (2 * (STRIDES[0] * number % 1_000_003) + 1) + STRIDES[1] * number
-    features = replace(batch.features, values_V=ids)
-    return replace(batch, features=features)
+Made = Callable[[int], HistoryBatch]
+"""Makes the batch with a number."""
+
+
+def moved(ids: torch.Tensor, number: int) -> torch.Tensor:
+    """Other ids: each is multiplied by an odd number of its own for each batch."""
+    return ids * (2 * (STRIDES[0] * number % 1_000_003) + 1) + STRIDES[1] * number
+
+
+def spread_evenly(bases: list[HistoryBatch]) -> Made:
+    def made(number: int) -> HistoryBatch:
+        base = bases[number % len(bases)]
+        return replace(base, features=replace(base.features, values_V=moved(base.features.values_V, number)))
+
+    return made
+
+
+def reused(bases: list[HistoryBatch], rows: dict[str, int]) -> Made:
+    """Batches whose different items, albums and artists are drawn from the power law of the published data."""
+    places = []
+    for base in bases:
+        batch, values_V = len(base), base.features.values_V
+        events = int(base.history_offsets_B1[-1])
+        sizes = [len(CONTEXT) * batch, len(HISTORY) * events, len(HISTORY) * batch]
+        context, history, candidates = torch.split(values_V, sizes)
+        parts = zip(torch.split(history, events), torch.split(candidates, batch))
+        places.append((context, [torch.unique(torch.cat(part), return_inverse=True)[1] for part in parts], events))
+
+    def made(number: int) -> HistoryBatch:
+        base = bases[number % len(bases)]
+        context, inverses, events = places[number % len(bases)]
+        draw = np.random.default_rng(number)
+        ids = [drawn(rows[name], int(one.max()) + 1, draw)[one] for name, one in zip(HISTORY, inverses)]
+        values = [moved(context, number), *(one[:events] for one in ids), *(one[events:] for one in ids)]
+        return replace(base, features=replace(base.features, values_V=torch.cat(values)))
+
+    return made
+
+
+def drawn(rows: int, count: int, draw: np.random.Generator) -> torch.Tensor:
+    """So many rows of a table, different ones as far as it has them; row k is as likely as k ** -EXPONENT."""
+    different = np.empty(0, np.int64)
+    while len(different) < min(count, rows // 2):
+        more = (rows * draw.random(2 * count) ** (1 / (1 - EXPONENT))).astype(np.int64)
+        different = np.unique(np.concatenate([different, more]))
+    return torch.from_numpy(np.resize(draw.permutation(different), count))
+
+
+def made_ahead(made: Made, numbers: range) -> Iterator[HistoryBatch]:
+    """The batches with these numbers, made by threads some batches ahead, so that no step waits for one."""
+    with ThreadPoolExecutor(BASES) as pool:
+        coming = deque(pool.submit(made, number) for number in numbers[:BASES])
+        for number in range(numbers.start + BASES, numbers.stop + BASES):
+            batch = coming.popleft().result()
+            if number < numbers.stop:
+                coming.append(pool.submit(made, number))
+            yield batch
+
+
+@contextmanager
+def dropped_pages(folder: Path) -> Iterator[None]:
+    """Meanwhile the pages of files in the folder are written to the disk and dropped, again and again."""
+    ended = threading.Event()
+
+    def drop() -> None:
+        while not ended.wait(0.25):
+            for path in [path for path in folder.rglob("*") if path.is_file()]:
+                handle = os.open(path, os.O_RDONLY)
+                os.fdatasync(handle)
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(handle)
+
+    thread = threading.Thread(target=drop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def write_all(tiers: TieredRows) -> float:
@@ -134,7 +221,7 @@ class Clock:
 
 def measured(
     config: DLRMv4Config,
-    bases: list[HistoryBatch],
+    made: Made,
     parts: int,
     options: argparse.Namespace,
     placement: str,
@@ -149,10 +236,7 @@ def measured(
             facts["store_written_s"] = write_all(tiers)
             fill(tiers)
         owner = object()
-
-        def source() -> Iterator[HistoryBatch]:
-            for number in range(options.warm_up + options.steps + 1):
-                yield moved(bases[number % len(bases)], number)
+        depth = options.depth if tiers is not None else 1
 
         def prepared(batch: HistoryBatch) -> Ready:
             inputs = prepare_parts(batch.to(device, non_blocking=True), config, parts)
@@ -165,21 +249,29 @@ def measured(
             if tiers is not None and ready.placed is not None:
                 tiers.finish(ready.placed)
 
-        losses, rows, clock = [], [], Clock(device)
-        before = Traffic()
-        depth = options.depth if tiers is not None else 1
-        for number, ready in enumerate(prefetched(source(), prepared, device, depth=depth, finished=finished)):
-            if tiers is not None and number == options.warm_up:
-                before = replace(tiers.traffic)
-            trainer.step(ready.parts)
-            losses.append(trainer.last)
-            rows.append(sum(rows_U.numel() for rows_U in ready.parts[0].rows.values()))
-            clock.mark()
-        seconds = clock.seconds()[options.warm_up :]
+        def batches(numbers: range) -> Iterator[Ready]:
+            return prefetched(made_ahead(made, numbers), prepared, device, depth=depth, finished=finished)
+
+        steps = options.warm_up + options.steps + 1
+        if tiers is not None:
+            for _ in batches(range(steps, steps + options.earlier)):
+                pass
+        losses, rows, clock, before = [], [], Clock(device), Traffic()
+        dropping = options.drop and placement == "file"
+        with dropped_pages(Path(folder)) if dropping else nullcontext():
+            for number, ready in enumerate(batches(range(steps))):
+                if tiers is not None and number == options.warm_up:
+                    before = replace(tiers.traffic)
+                trainer.step(ready.parts)
+                losses.append(trainer.last)
+                rows.append(sum(rows_U.numel() for rows_U in ready.parts[0].rows.values()))
+                clock.mark()
+            seconds = clock.seconds()[options.warm_up :]
         if device.type == "cuda":
             facts["peak_gib"] = torch.cuda.max_memory_allocated(device) / GIB
         facts |= {"distinct_rows": statistics.fmean(rows), "table_gib": 4 * config.table_parameters / GIB}
         facts |= {"table_parameters": config.table_parameters, "host_gib": resident_bytes() / GIB}
+        facts |= {"earlier": options.earlier, "pages_dropped": dropping}
         facts["disk_gib"] = sum(file.stat().st_blocks * 512 for file in Path(folder).rglob("*") if file.is_file()) / GIB
         if tiers is not None:
             facts |= tiers.facts(tiers.traffic.since(before))
@@ -198,12 +290,15 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a small model on any device; no rows")
     parser.add_argument("--sizes", type=float, nargs="+", default=[37.0, 93.0], help="GiB of tables")
     parser.add_argument("--placements", nargs="+", default=["device", "host"], choices=PLACEMENTS)
+    parser.add_argument("--ids", nargs="+", default=["even"], choices=["even", "reuse"])
     parser.add_argument("--cache", type=float, default=40.0, help="GiB for rows in use, at most a third of all")
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--warm-up", type=int, default=6)
     parser.add_argument("--fresh", action="store_true", help="rows that were never written: they get initial values")
+    parser.add_argument("--earlier", type=int, default=0, help="batches whose rows go through the cache first")
+    parser.add_argument("--drop", action="store_true", help="drop the pages of table files")
     parser.add_argument("--check", action="store_true", help="compare the losses of fresh tables; no rows")
     parser.add_argument("--folder", type=Path, help="parent of the table files")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
@@ -213,8 +308,14 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def has_room(placement: str, gib: float, options: argparse.Namespace) -> bool:
     """Whether tables of this size fit where they are placed."""
-    if placement in ("device", "fbgemm"):
+    if placement == "device":
         return bool(options.tiny or gib <= options.cache)
+    if placement == "fbgemm":
+        lack = "" if options.device == "cuda" else "it needs a GPU"
+        lack = lack or fbgemm_problem() or ("" if gib * GIB < 0.8 * available_bytes() else "host memory has no room")
+        if lack:
+            print(f"{gib:.0f} GiB, fbgemm: {lack}")
+        return not lack
     if placement == "host" or options.fresh:
         return True
     if shutil.disk_usage(options.folder or ".").free >= 1.2 * gib * GIB:
@@ -240,18 +341,23 @@ def main(arguments: list[str]) -> int:
     if device.type == "cuda":
         bases = [batch.pin_memory() for batch in bases]
     torch.use_deterministic_algorithms(options.check)
-    rows, reference = [], None
+    reference = None
     for gib in sizes:
         sized = scaled(config, gib)
-        losses_by: dict[str, list[float]] = {}
-        for placement in options.placements:
+        ways: dict[str, Callable[[list[HistoryBatch]], Made]] = {
+            "even": spread_evenly,
+            "reuse": partial(reused, rows=sized.table_rows),
+        }
+        makes = {ids: ways[ids](bases) for ids in options.ids}
+        losses_by: dict[str, list[list[float]]] = {}
+        for ids, placement in product(options.ids, options.placements):
             if not has_room(placement, gib, options):
                 continue
             cache = int(min(options.cache, gib / 3) * GIB)
             if options.check:
                 cache = min(cache, GIB)  # A few batches, so that rows leave and come back.
-            seconds, losses, facts = measured(sized, bases, parts, options, placement, cache, device)
-            losses_by[placement] = losses
+            seconds, losses, facts = measured(sized, makes[ids], parts, options, placement, cache, device)
+            losses_by.setdefault(ids, []).append(losses)
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -259,14 +365,16 @@ def main(arguments: list[str]) -> int:
             middle = statistics.median(seconds)
             reference = reference or (middle if placement == "device" else None)
             facts["of_all_on_the_gpu"] = middle / reference if reference else None
-            facts["losses"] = losses
-            rows.append(row(NAME, f"{gib:.0f} GiB, {placement}", "step", "ms", [1e3 * one for one in seconds], facts))
-            print(show(rows[-1]), facts, flush=True)
-        if options.check and len({tuple(one) for one in losses_by.values()}) > 1:
+            facts |= {"losses": losses, "ids": ids}
+            variant = f"{gib:.0f} GiB, {placement}{', reuse' * (ids == 'reuse')}"
+            entry = row(NAME, variant, "step", "ms", [1e3 * one for one in seconds], facts)
+            print(show(entry), facts, flush=True)
+            # At once, so that a time limit loses no row.
+            if not (options.tiny or options.check or options.no_record):
+                record([entry])
+        if options.check and any(one != of_ids[0] for of_ids in losses_by.values() for one in of_ids):
             print(f"losses differ: {losses_by}")
             return 5
-    if not (options.tiny or options.check or options.no_record):
-        print(f"rows appended to {record(rows).name}")
     return 0
 
 

@@ -22,11 +22,13 @@ import torch
 import recperf
 from recperf.cli import main
 from recperf.errors import DataError, MachineError, RecperfError, UsageError
+from recperf.execution.recommending import highest, likely_logits
 from recperf.execution.serving import TrainedModel
 from recperf.measure import counting
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.checkpoint import read_state
 from recperf.train.device import applied
+from recperf.train.ranking import log_shares, rank_scores
 
 TRAIN = ("--train.max-steps", "30", "--ranking.users", "0", "--no-report", "--no-peaks", "--quiet")
 SMALL = ("--model.dim", "8", "--model.top", "8", "1", "--train.batch-size", "64")
@@ -196,6 +198,35 @@ def test_recommendations_are_the_highest_scores(
     assert seen
     ranked = [items[place] for place in np.argsort(-scores, kind="stable")]
     assert unseen == [item for item in ranked if item not in seen][:5]
+
+
+class CostlyItems:
+    """A model with these logits that counts the items it is asked for."""
+
+    batch_size = 16
+
+    def __init__(self, logits_I: torch.Tensor) -> None:
+        self.served, self.logits_I, self.asked = self, logits_I, 0
+
+    def rank_items(self, user: Any, items_N: Any) -> torch.Tensor:
+        self.asked += len(items_N)
+        return self.logits_I[torch.from_numpy(items_N)]
+
+
+@pytest.mark.parametrize(("k", "seen"), [(1, None), (10, [0, 7]), (5, []), (2000, None)])
+def test_items_that_cannot_be_among_the_best_are_not_scored(k: int, seen: list[int] | None) -> None:
+    draw = torch.Generator().manual_seed(k)
+    logits_I, meeting_I = torch.randn(2000, generator=draw), log_shares(torch.arange(2000, 0, -1) ** 4)
+    meeting_I = meeting_I[torch.randperm(2000, generator=draw)]
+    model: Any = CostlyItems(logits_I)
+    expected_I = rank_scores(logits_I, meeting_I)
+    left_out = None if seen is None else torch.tensor(seen, dtype=torch.int64)
+    found_I = rank_scores(likely_logits(model, None, meeting_I, k, left_out), meeting_I)
+    if seen:
+        expected_I[seen] = found_I[seen] = -torch.inf
+    expected, found = highest(expected_I[None], k), highest(found_I[None], k)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found))
+    assert model.asked < 1500 or k == 2000
 
 
 @pytest.mark.long

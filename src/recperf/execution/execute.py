@@ -82,8 +82,9 @@ def execute(
     poll()
     with applied(settings):
         assessment = assessment_of(run, prepared, report.notice)
-        # No step needs the baselines, unless it ends the training: they are computed after the first one's training.
-        baselines = assessment.baselines() if config.train.stop_at_target else {}
+        # No step needs the baselines, unless beating one ends the training: they are computed after the first training.
+        needed = config.train.stop_at_target and prepared.target.get("beat") is not None
+        baselines = assessment.baselines() if needed else {}
         job = Job(
             workload=workload, config=config, prepared=prepared, run=run, stop=stop, report=report, allow=allow,
             reached=stopping_rule(config, baselines, prepared.target), log=log, changed=changed,

@@ -103,19 +103,26 @@ def recommend(
     arrow, served, names = pyarrow(), model.served, model.served.names()
     exclude_seen = served.excludes_seen if exclude_seen is None else exclude_seen
     titles = None if served.titles is None else arrow.array(served.titles, arrow.string())
-    k, step, meeting = min(k, len(items)), max(1, PAIRS // max(1, len(items))), model.meeting
+    k, meeting = min(k, len(items)), model.meeting
+    step = 1 if served.pass_per_item else max(1, PAIRS // max(1, len(items)))
     for first in range(0, len(requests), step):
         poll()
         chunk = slice(first, first + step)
         ids, histories = requests.ids[chunk], None if requests.histories is None else requests.histories[chunk]
-        logits_UI = model.rank(ids, histories)
-        ranked_UI = logits_UI.clone() if meeting is None else rank_scores(logits_UI, meeting[0])
-        if exclude_seen:
-            nothing = np.zeros(0, np.int64)
+        seen: list[Any] = []
+        if exclude_seen and histories is None:
             users = known_users.places(ids).tolist()
-            seen = [served.seen(user) if user >= 0 else nothing for user in users] if histories is None else histories
-            for row, items_S in enumerate(seen):
-                ranked_UI[row, torch.as_tensor(items_S)] = -torch.inf
+            seen = [served.seen(user) if user >= 0 else np.zeros(0, np.int64) for user in users]
+        elif exclude_seen:
+            seen = list(histories or ())
+        if served.pass_per_item and histories is None and meeting is not None:
+            # With so many passes of the model a chunk has one user.
+            logits_UI = torch.stack([likely_logits(model, ids[:1], meeting[0], k, seen[0] if seen else None)])
+        else:
+            logits_UI = model.rank(ids, histories)
+        ranked_UI = logits_UI.clone() if meeting is None else rank_scores(logits_UI, meeting[0])
+        for row, items_S in enumerate(seen):
+            ranked_UI[row, torch.as_tensor(items_S)] = -torch.inf
         ranked, items_N, ranks, rows = highest(ranked_UI, k)
         if lists is not None:
             lists_UK = torch.zeros((len(ids), k), dtype=torch.int64)
@@ -132,6 +139,29 @@ def recommend(
             free_name("rank_score", names): ranked.float().numpy(),
         }
         yield arrow.table(columns)
+
+
+def likely_logits(model: TrainedModel, user: Any, meeting_I: Tensor, k: int, seen: Any) -> Tensor:
+    """The logits of the items that can be among the k highest of a user, -inf for all others.
+
+    Items are scored in the order in which the user most likely meets them. Since a rank score is at most the log
+    probability of meeting, none can follow once that of the next item is below the k-th highest score.
+    """
+    ahead_I = meeting_I.clone()
+    if seen is not None:
+        ahead_I[torch.as_tensor(seen)] = -torch.inf
+    ahead_I, order_I = ahead_I.sort(descending=True, stable=True)
+    there = int((ahead_I > -torch.inf).sum())
+    logits_I, ranked_N, scored = torch.full_like(meeting_I, -torch.inf, dtype=torch.float32), meeting_I[:0], 0
+    while scored < there:
+        poll()
+        part_N = order_I[scored : min(there, max(2 * scored, model.served.batch_size))]
+        logits_I[part_N] = model.rank_items(user, part_N.numpy())
+        scored += len(part_N)
+        ranked_N = torch.cat([ranked_N, rank_scores(logits_I[part_N], meeting_I[part_N])])
+        if scored < there and scored >= k and ranked_N.topk(k)[0][-1] > ahead_I[scored]:
+            break
+    return logits_I
 
 
 def highest(scores_UI: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -109,6 +109,8 @@ class Served(Protocol):
     """Titles of `items`, where the data has some."""
     excludes_seen: bool = False
     """Whether recommendations leave out what a user has met, unless asked otherwise."""
+    pass_per_item: bool = False
+    """Whether each item that is ranked takes a pass of the model over the user's history."""
     data_digest: str | None = None
     """Digest of the data that rows are encoded by; None where the config alone says how."""
 
@@ -148,6 +150,10 @@ class Served(Protocol):
         pairs = np.repeat(np.arange(len(users)), count), np.tile(np.arange(count), len(users))
         columns = [compute.take(values, pyarrow().array(at)) for values, at in zip((users, self.items.values), pairs)]
         return self.logits(self.encode(dict(zip(("user", "item"), columns))).inputs).view(len(users), count)
+
+    def rank_items(self, user: Any, items_N: NDArray[np.int64]) -> Tensor:
+        """The logits of some items, given as places in `items`, for a user in a column of own ids, on the host."""
+        return self.rank(user)[0, torch.from_numpy(items_N)]
 
     def rank_histories(self, histories: Sequence[NDArray[np.int64]]) -> Tensor:
         """The logits of all items for histories, each of places in `items` with the newest last, on the host."""
@@ -247,6 +253,11 @@ class TrainedModel:
         with applied(self.served.settings):
             ranked = self.served.rank(users) if histories is None else self.served.rank_histories(histories)
             return ranked.float()
+
+    @torch.no_grad()
+    def rank_items(self, user: Any, items_N: NDArray[np.int64]) -> Tensor:
+        with applied(self.served.settings):
+            return self.served.rank_items(user, items_N).float()
 
 
 def score_columns(logits_N: Tensor, features: Collection[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, fr
 from ...execution.tables import placed_tables
 from ...models.dlrm_v4.inputs import Inputs, prepare
 from ...models.dlrm_v4.model import DLRMv4
-from ...models.dlrm_v4.padded import PaddedDLRMv4, padded_inputs
+from ...models.dlrm_v4.padded import PaddedDLRMv4, can_share, padded_inputs
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ...train.feeds import prepared_on_host
@@ -83,6 +83,7 @@ class ServedHistories(Served):
         tiers = scored_only(placed_tables(tables, counted, self.settings.device))
         self.settings.reasons["tables"] = tiers.why
         self.model: DLRMv4 = make_model(replace(config, tables=tables), tiers, self.settings.device, seed=0)
+        self.pass_per_item = not can_share(self.model)
         self.batch_size = config.evaluate.batch_size or config.train.batch_size
         # Parts are saved between blocks; at the speed of a large model on a CPU one takes about ten seconds.
         self.block_rows = 32 * self.batch_size
@@ -104,7 +105,13 @@ class ServedHistories(Served):
 
     def rank(self, users: Any) -> Tensor:
         """Scores every item for users as of now, with all events of the store as history."""
-        users_U, items_I = self.users.places(users), self.items.numbers_V
+        return self._ranked(users, self.items.numbers_V)
+
+    def rank_items(self, user: Any, items_N: NDArray[np.int64]) -> Tensor:
+        return self._ranked(user, self.items.numbers_V[items_N])[0]
+
+    def _ranked(self, users: Any, items_I: NDArray[np.int64]) -> Tensor:
+        users_U = self.users.places(users)
         queries = self.moments.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
         logits_P = candidate_logits(self.model, self._inputs, self.histories, queries, self.batch_size)
         return logits_P.view(len(users_U), len(items_I))
