@@ -77,9 +77,6 @@ def embeddings(tables: list[tuple[str, int, float, float]]) -> dict[str, Any]:
         "lookups": lookups,
         "unique": unique,
         "unique_ratio": unique / lookups,
-        "gb_per_s": {"forward": 412.0, "backward_and_update": None},
-        "cached": {"fits": True, "why": "2.3 kB touched, 50 MB of L2"},
-        "skew": {"largest_table_share": max(t[2] for t in tables) / lookups, "gini": 0.15},
     }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def profile(
         idle=traced.idle if traced else Idle(missing=NOT_TRACED),
         transfers=traced.transfers if traced else Missing(NOT_TRACED),
         roofline=limits.roofline(result, peaks),
-        embeddings=limits.embeddings(result, peaks, tables, touched),
+        embeddings=limits.embeddings(result.ids.row_bytes, tables, touched),
         communication=result.communication or Communication(missing="one rank"),
         trace=trace,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from .peaks.records import DeviceRates, GatherRow, Peaks, Rates, RowTable
 from .profile_records import ColdOverHot, PairIds, StepBudget
-from .records import Observed
 
 LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
@@ -252,12 +251,6 @@ def _rows(table: RowTable, method: str | None = None) -> tuple[tuple[int, float]
 def ranks_sharing(profile: StepBudget) -> int:
     """Number of ranks that share the profile's processor."""
     return profile.communication.sharing if profile.communication else 1
-
-
-def missed_share(observed: Observed) -> float | None:
-    """The share of a step's random rows that come from memory; None where none were counted."""
-    rows, missed = sum(row.rows for row in observed.operators), sum(row.missed for row in observed.operators)
-    return missed / rows if rows else None
 
 
 def _interpolated(points: tuple[tuple[int, float], ...], row_bytes: int) -> float:

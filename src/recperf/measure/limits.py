@@ -13,17 +13,15 @@ from msgspec.structs import replace
 from ..errors import DataError
 from ..units import number, percent, size, time
 from .attribution import BELIEVED, DOES_NOT_APPLY, TOO_LOW, attribute, divided_ms
-from .ceilings import Ceilings, ceilings_of_profile, missed_share
+from .ceilings import Ceilings, ceilings_of_profile
 from .peaks.other_work import DISTURBED
 from .peaks.records import Peaks
 from .profile_records import (
-    Cached,
     Communication,
     Component,
     Embeddings,
     Missing,
     RooflinePoint,
-    Skew,
     StepBudget,
     StepFigures,
     TableLookups,
@@ -302,13 +300,11 @@ def _point(part: Component, product: float, stream: float) -> RooflinePoint | No
     )
 
 
-def embeddings(
-    profile: StepFigures, peaks: Peaks | None, tables: list[tuple[str, int]], batches: list[Tensor]
-) -> Embeddings:
+def embeddings(row_bytes: int, tables: list[tuple[str, int]], batches: list[Tensor]) -> Embeddings:
     """What the lookups of some batches touched, by table; `batches` hold the row numbers over all tables."""
     import torch
 
-    row_bytes, count = profile.ids.row_bytes, len(batches)
+    count = len(batches)
     touched, counts = torch.unique(torch.cat(batches).cpu(), return_counts=True)
     distinct = [torch.unique(batch).cpu() for batch in batches]
     by_table, start = [], 0
@@ -337,42 +333,7 @@ def embeddings(
         lookups=lookups,
         unique=unique,
         unique_ratio=unique / lookups if lookups else 0.0,
-        gb_per_s=_rates(profile),
-        cached=_cached(profile, peaks),
-        skew=Skew(
-            largest_table_share=max(table.lookups for table in by_table) / lookups if lookups else 0.0,
-            gini=_gini([table.lookups for table in by_table]),
-        ),
     )
-
-
-def _gini(values: list[float]) -> float:
-    """The Gini coefficient: 0 for equal parts, towards 1 where one of many has everything."""
-    count, whole = len(values), sum(values)
-    if not whole:
-        return 0.0
-    return 2 * sum(rank * value for rank, value in enumerate(sorted(values), 1)) / (count * whole) - 1 - 1 / count
-
-
-def _rates(profile: StepBudget) -> dict[str, float | None]:
-    """GB/s: counted bytes over the time of the parts that move them."""
-    parts = {part.name: part for part in profile.components}
-
-    def rate(*names: str) -> float | None:
-        present = [parts[name] for name in names if name in parts]
-        seconds = sum(part.ms.p50 for part in present) / 1e3
-        return sum(part.bytes or 0 for part in present) / seconds / 1e9 if seconds else None
-
-    return {"forward": rate("embedding"), "backward_and_update": rate("embedding_backward", "sparse_update")}
-
-
-def _cached(profile: StepFigures, peaks: Peaks | None) -> Cached:
-    if ceilings_of_profile(profile, peaks) is None:
-        return Cached(None, "the caches of this device were not measured; run recperf peaks")
-    missed = missed_share(profile.observed)
-    if missed is None:
-        return Cached(None, "no random rows were counted")
-    return Cached(missed < 0.5, f"{missed:.0%} of the random rows of a step come from memory")
 
 
 def part_ms(profile: StepBudget, name: str) -> Percentiles:

@@ -275,27 +275,11 @@ class TableLookups(Struct):
     """Share of the lookups that read the most frequent hundredth of the touched rows."""
 
 
-class Cached(Struct):
-    fits: bool | None
-    """Whether most random rows come from a cache; None: not known."""
-    why: str
-
-
-class Skew(Struct):
-    """How unevenly the tables are used."""
-
-    largest_table_share: Number
-    gini: Number
-
-
 class Embeddings(Struct):
     tables: list[TableLookups]
     lookups: Number
     unique: Number
     unique_ratio: Number
-    gb_per_s: dict[str, Number | None]
-    cached: Cached
-    skew: Skew
 
 
 class SavedTrace(Struct):

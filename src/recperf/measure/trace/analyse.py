@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import statistics
-from array import array
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import asdict
 
 from ...errors import DataError
@@ -172,18 +173,13 @@ def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
     )
 
 
-@dataclass(kw_only=True)
-class Rank:
+@dataclass
+class _Rank:
     """What remains of one rank's trace."""
 
-    rank: int
-    file: str
+    row: TracedRank
     of: int | None
-    steps: int
-    step_ms: float
-    exposed_ms: float
-    largest_part: str
-    times: dict[tuple[str, int], array[float]]
+    times: dict[tuple[str, int], list[float]]
     """How long every collective took in ms, by name and size, in order of time: those of different sizes may run at
     once, and in another order on another rank."""
     bytes: dict[str, float]
@@ -208,49 +204,52 @@ def traces_in(folder: Path) -> list[Path]:
 
 
 def compare_ranks(folder: Path) -> ComparedRanks:
-    """The section `communication` of several ranks, with the file of the slowest one."""
-    ranks = sorted((_summary(path) for path in traces_in(folder)), key=lambda rank: (rank.rank, rank.file))
-    for one, other in zip(ranks, ranks[1:]):
+    """The section `communication` of several ranks, with the file of the slowest one.
+
+    The same occurrence of a collective ends on all ranks at about the same time, so the rank on which it took least
+    arrived last, and what it took longer elsewhere is waiting for that rank.
+    """
+    ranks = sorted((_summary(path) for path in traces_in(folder)), key=lambda rank: (rank.row.rank, rank.row.file))
+    each = [rank.row for rank in ranks]
+    for one, other in pairwise(each):
         if one.rank == other.rank:
             raise DataError(
                 f"two traces belong to rank {one.rank}",
                 where={"one": folder / one.file, "other": folder / other.file},
                 fix="leave one trace of each rank in the folder",
             )
-    waits = _Waits(ranks)
-    each: list[TracedRank] = []
-    for rank in ranks:
-        late = waits.late[rank.rank]
-        each.append(
-            TracedRank(
-                rank=rank.rank,
-                file=rank.file,
-                steps=rank.steps,
-                step_ms=rank.step_ms,
-                own_ms=max(0.0, rank.step_ms - rank.exposed_ms),
-                exposed_ms=rank.exposed_ms,
-                # A collective may wait in the background: only what the rank itself waits is a loss.
-                late_ms=min(late, rank.exposed_ms),
-                moving_ms=max(0.0, rank.exposed_ms - late),
-                awaited_ms=waits.awaited[rank.rank],
-                largest_part=rank.largest_part,
-            )
-        )
+    steps = np.array([[row.steps] for row in each])
+    late_R = np.zeros(len(ranks))
+    awaited_R: defaultdict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(len(ranks)))
+    unequal: dict[str, None] = {}
+    for key in dict.fromkeys(key for rank in ranks for key in rank.times):
+        series = [rank.times.get(key, []) for rank in ranks]
+        count = min(map(len, series))
+        if max(map(len, series)) > count:
+            unequal[key[0]] = None
+        ms_RN = np.array([times[:count] for times in series])
+        waited_RN = (ms_RN - ms_RN.min(0)) / steps if count else ms_RN
+        late_R += waited_RN.sum(1)
+        np.add.at(awaited_R[key[0]], ms_RN.argmin(0) if count else [], waited_RN.sum(0))
+    for row, late, awaited in zip(each, late_R.tolist(), sum(awaited_R.values(), np.zeros(len(ranks))).tolist()):
+        # A collective may wait in the background: only what the rank itself waits is a loss.
+        row.late_ms, row.moving_ms, row.awaited_ms = min(late, row.exposed_ms), max(0.0, row.exposed_ms - late), awaited
     slowest = max(each, key=lambda row: row.own_ms)
     exposed, step = statistics.fmean(row.exposed_ms for row in each), statistics.fmean(row.step_ms for row in each)
-    of = max((rank.of or 0 for rank in ranks), default=0)
-    notes = [UNEQUAL.format(names=", ".join(waits.unequal))] if waits.unequal else []
+    of = max(rank.of or 0 for rank in ranks)
+    notes = [UNEQUAL.format(names=", ".join(unequal))] if unequal else []
     if of > len(ranks):
         notes.append(f"{of - len(ranks)} of {of} ranks have no trace in the folder")
-    if len({rank.steps for rank in ranks}) > 1:
+    if len({row.steps for row in each}) > 1:
         notes.append("the ranks recorded different numbers of steps")
+    rows = [_collective(name, ranks, awaited) for name, awaited in awaited_R.items()]
     return ComparedRanks(
         ranks=len(ranks),
-        steps=min(rank.steps for rank in ranks),
+        steps=min(row.steps for row in each),
         slowest=slowest.rank,
         file=str(folder / slowest.file),
         each=each,
-        collectives=waits.rows,
+        collectives=sorted(rows, key=lambda row: (-(row.late_ms or 0.0), -(row.ms or 0.0))),
         exposed_ms=exposed,
         exposed_share=exposed / step if step else 0.0,
         late_ms=statistics.fmean(row.late_ms or 0.0 for row in each),
@@ -259,11 +258,32 @@ def compare_ranks(folder: Path) -> ComparedRanks:
     )
 
 
-def _summary(path: Path) -> Rank:
+def _collective(name: str, ranks: list[_Rank], awaited_R: np.ndarray[Any, Any]) -> TracedCollective:
+    """A collective per step, mean over the ranks; `awaited_R` is the time that the others waited for each."""
+    per_step = [
+        (len(times) / rank.row.steps, sum(times) / rank.row.steps)
+        for rank in ranks
+        for (own, _), times in rank.times.items()
+        if own == name
+    ]
+    count, ms = (sum(figures) / len(ranks) for figures in zip(*per_step))
+    late = float(awaited_R.sum()) / len(ranks)
+    return TracedCollective(
+        name=name,
+        count=count,
+        bytes=statistics.fmean(rank.bytes.get(name, 0.0) for rank in ranks),
+        ms=ms,
+        late_ms=late,
+        moving_ms=max(0.0, ms - late),
+        awaited_rank=ranks[int(awaited_R.argmax())].row.rank if late else None,
+    )
+
+
+def _summary(path: Path) -> _Rank:
     trace = read_one(path)
     nesting, window = steps_of(trace)
     analysis = analyse(trace, (nesting, window))
-    times: defaultdict[tuple[str, int], array[float]] = defaultdict(lambda: array("d"))
+    times: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for item in collectives(nesting, window):
         times[item.name, item.bytes].append((item.end - item.start) / 1e3)
     parts = [part for part in analysis.parts if part.name != OTHER] or analysis.parts
@@ -278,63 +298,7 @@ def _summary(path: Path) -> Rank:
                 fix="name the file after its rank, such as rank0.json.gz",
             )
         rank, of = int(match[1]), None
-    return Rank(
-        rank=rank,
-        file=path.name,
-        of=of,
-        steps=window.count,
-        step_ms=analysis.window.wall_ms,
-        exposed_ms=analysis.communication.exposed_ms,
-        largest_part=largest.name,
-        times=dict(times),
-        bytes={row.name: row.bytes for row in analysis.communication.rows},
-    )
-
-
-class _Waits:
-    """Compares the same occurrence of a collective on all ranks: it ends everywhere at about the same time, so the rank
-    on which it took least arrived last, and what it took longer elsewhere is waiting for that rank."""
-
-    def __init__(self, ranks: list[Rank]) -> None:
-        self.late = dict.fromkeys((rank.rank for rank in ranks), 0.0)
-        """Time per step that a rank waits for later ones."""
-        self.awaited = dict.fromkeys((rank.rank for rank in ranks), 0.0)
-        """Time per step that all others together wait for a rank."""
-        self.unequal: list[str] = []
-        self._awaited: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for key in dict.fromkeys(key for rank in ranks for key in rank.times):
-            self._compare(key, ranks)
-        for by_rank in self._awaited.values():
-            for number, time in by_rank.items():
-                self.awaited[number] += time
-        names = dict.fromkeys(name for rank in ranks for name, _ in rank.times)
-        self.rows = sorted(
-            (self._row(name, ranks) for name in names), key=lambda row: (-(row.late_ms or 0.0), -(row.ms or 0.0))
-        )
-
-    def _compare(self, key: tuple[str, int], ranks: list[Rank]) -> None:
-        series = [rank.times.get(key, array("d")) for rank in ranks]
-        if len({len(times) for times in series}) > 1 and key[0] not in self.unequal:
-            self.unequal.append(key[0])
-        for occurrence in zip(*series):
-            shortest = min(occurrence)
-            last = ranks[occurrence.index(shortest)].rank
-            for rank, time in zip(ranks, occurrence):
-                self.late[rank.rank] += (time - shortest) / rank.steps
-                self._awaited[key[0]][last] += (time - shortest) / rank.steps
-
-    def _row(self, name: str, ranks: list[Rank]) -> TracedCollective:
-        """A collective per step, mean over the ranks."""
-        series = [(rank, times) for rank in ranks for (own, _), times in rank.times.items() if own == name]
-        awaited = self._awaited[name]
-        whole = sum(sum(times) / rank.steps for rank, times in series) / len(ranks)
-        late = sum(awaited.values()) / len(ranks)
-        return TracedCollective(
-            name=name,
-            count=sum(len(times) / rank.steps for rank, times in series) / len(ranks),
-            bytes=statistics.fmean(rank.bytes.get(name, 0.0) for rank in ranks),
-            ms=whole,
-            late_ms=late,
-            moving_ms=max(0.0, whole - late),
-            awaited_rank=max(awaited, key=lambda number: awaited[number]) if late else None,
-        )
+    step_ms, exposed = analysis.window.wall_ms, analysis.communication.exposed_ms
+    own = max(0.0, step_ms - exposed)
+    row = TracedRank(step_ms, own, exposed, None, None, rank, None, largest.name, file=path.name, steps=window.count)
+    return _Rank(row, of, dict(times), {row.name: row.bytes for row in analysis.communication.rows})

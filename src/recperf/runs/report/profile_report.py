@@ -274,17 +274,9 @@ def transfers(transfers: list[Transfer]) -> list[Block]:
 
 
 def embeddings(embeddings: Embeddings) -> list[Block]:
-    rates, skew, cached = embeddings.gb_per_s, embeddings.skew, embeddings.cached
-    passes = [
-        f"{name.replace('_', ' ')} " + (f"{digits(rate)} GB/s" if (rate := rates.get(name)) else "not measured")
-        for name in ("forward", "backward_and_update")
-    ]
-    fits = {True: "Cached", False: "Not cached", None: "Cached or not: not measured"}[cached.fits]
     sentence = (
         f"{fmt.count(embeddings.lookups)} lookups per step read {fmt.count(embeddings.unique)} distinct rows "
-        f"({fmt.percent(embeddings.unique_ratio, 1)}). Bandwidth: {', '.join(passes)}. {fits}: {cached.why}. "
-        f"The table with the most lookups gets {fmt.percent(skew.largest_table_share, 0)} of them; the Gini "
-        f"coefficient over the tables is {max(0.0, skew.gini):.2f}."
+        f"({fmt.percent(embeddings.unique_ratio, 1)})."
     )
     tables = sorted(embeddings.tables, key=lambda row: row.lookups, reverse=True)
     rest = tables[TOP:]
