@@ -20,14 +20,16 @@ from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_events
-from recperf.data.yambda.rates import PRIOR, RECENT, RunningRates
+from recperf.data.yambda.rates import PRECISION, PRIOR, RECENT, RunningRates
 from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.inputs import prepare
+from recperf.train.baselines import blend
 from recperf.train.metrics import auc
 from recperf.workloads.click_candidates import imported_logits, imported_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.dlrm_v4.data import validated
 from recperf.workloads.micro_dlrm import config as micro_dlrm
 from recperf.workloads.micro_dlrm.config import imported
 
@@ -123,14 +125,18 @@ def test_defaults_follow_the_data(store: EventStore) -> None:
 
 def test_rates_know_only_the_past(store: EventStore) -> None:
     """Every column against a loop over all events."""
-    rates, positions = RunningRates(store, 1_000_800), np.arange(0, store.events, 7)
+    rates, positions = RunningRates(store, 1_000_800), np.arange(store.events)
     queries = Histories(store, dlrm_v4.laptop().data.history).events(positions, store.kinds(positions))
     features = dict(zip(RATES, rates.of(queries).T))
     users, items = store.users_of(np.arange(store.events)), store.items_at(slice(0, store.events))
     times, artists = store.times_E[:].astype(int), store.catalogue_I2[items, 0]
     positive = (store.kinds(slice(0, store.events)) & LISTEN_PLUS) > 0
-    overall = rates.overall(times[positions])
-    for row, anchor in enumerate(positions):
+    overall = rates.overall(times)
+    expected = {
+        name: 1 / (1 + np.exp(-features["overall"] - features[other]))
+        for name, other in (("user", "item"), ("item", "user_effect"))
+    }
+    for anchor in range(0, store.events, 7):
         own = (users == users[anchor]) & (np.arange(store.events) < anchor)
         earlier = times < times[anchor]
         groups = {
@@ -140,11 +146,15 @@ def test_rates_know_only_the_past(store: EventStore) -> None:
             "artist": earlier & (artists == artists[anchor]),
             "user_artist": own & (artists == artists[anchor]),
         }
+        for name, p in expected.items():
+            which = groups[name]
+            effect = (positive - p)[which].sum() / ((p * (1 - p))[which].sum() + PRECISION)
+            assert features[f"{name}_effect"][anchor] == pytest.approx(effect, abs=1e-5)
         for name, which in groups.items():
-            assert features[f"{name}_listens"][row] == pytest.approx(np.log1p(which.sum()) / 4)
-            assert features[name][row] == pytest.approx(log_odds(positive[which], overall[row]), abs=1e-5)
+            assert features[f"{name}_listens"][anchor] == pytest.approx(np.log1p(which.sum()) / 4)
+            assert features[name][anchor] == pytest.approx(log_odds(positive[which], overall[anchor]), abs=1e-5)
         last = positive[own][-RECENT:]
-        assert features["user_recent"][row] == pytest.approx(log_odds(last, overall[row]), abs=1e-5)
+        assert features["user_recent"][anchor] == pytest.approx(log_odds(last, overall[anchor]), abs=1e-5)
 
 
 def test_later_outcomes_change_nothing(store: EventStore) -> None:
@@ -274,3 +284,22 @@ def test_a_small_log(
         assert quality["metrics"]["auc"] > log.possible_auc() - 0.04
         # Those that do not know the last item cannot know the label.
         assert max(auc for name, auc in rules.items() if name != "gradient_boosting") < log.possible_auc() - 0.1
+
+
+def test_windows_that_choose_the_epoch_have_anchors() -> None:
+    """Also where most windows are empty: events at a few moments."""
+    counts_W = np.zeros(99, np.int64)
+    counts_W[[0, 33, 66]] = 600
+    assert validated(0.1, counts_W) == (range(66), range(66, 99))
+
+
+def test_a_blend_weighs_by_what_each_side_predicts() -> None:
+    draw = np.random.default_rng(0)
+    truth, noise = draw.normal(0, 1, (2, 20_000))
+    labels = (draw.random(20_000) < 1 / (1 + np.exp(-truth))).astype(np.float32)
+    good, bad, _ = blend(truth, noise, labels)
+    assert good > 0.9
+    assert abs(bad) < 0.1
+    one, other, _ = blend(truth + 0.1 * noise, truth - 0.1 * noise, labels)
+    assert (one, other) == (pytest.approx(0.5, abs=0.1), pytest.approx(0.5, abs=0.1))
+    assert blend(truth, noise, np.ones(20_000, np.float32)) == (0.5, 0.5, 0.0)

@@ -33,8 +33,10 @@ RECENT = 10
 """Listens of a user or item that count as recent."""
 BINS = 1 << 12
 """Parts of the time span in which the overall share is looked up."""
-BYTES_AN_EVENT = 160
+BYTES_AN_EVENT = 200
 """Memory while the running sums are built."""
+PRECISION = 2.0
+"""What draws effects to 0: the inverse variance of their normal prior."""
 MOST_EVENTS = 1 << 32
 MEANS = ("overall", "user", "item")
 """Columns whose sum is the log odds that user and item alone give."""
@@ -87,6 +89,28 @@ class Groups:
         return self.positives_N1[stop_B].astype(np.float64) - self.positives_N1[first_B]
 
 
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """The log odds by which a group's outcomes are above what was expected: a Newton step from 0, drawn to 0."""
+
+    residuals_N1: Floats
+    curvatures_N1: Floats
+
+    @staticmethod
+    def of(place_N: Longs, positive_N: NDArray[np.bool_], logits_N: Floats) -> Effects:
+        """From the outcome of each listen, the logit that was expected, and how many listens of all groups sorted by
+        group and clock lie before it."""
+        order_N, expected_N = np.argsort(place_N, kind="stable"), _sigmoid(logits_N)
+        sums = (np.cumsum(column_N[order_N]) for column_N in (positive_N - expected_N, expected_N * (1 - expected_N)))
+        return Effects(*(np.concatenate([[0.0], sums_N]) for sums_N in sums))
+
+    def __call__(self, first_B: Longs, stop_B: Longs) -> Floats:
+        residuals_B, curvatures_B = (
+            sums_N1[stop_B] - sums_N1[first_B] for sums_N1 in (self.residuals_N1, self.curvatures_N1)
+        )
+        return np.asarray(residuals_B / (curvatures_B + PRECISION))
+
+
 class RunningRates:
     """Counts and shares as of a moment, for the model and for baselines; `RATES` names the columns."""
 
@@ -124,19 +148,26 @@ class RunningRates:
         self._listens, self._positives = (
             np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=BINS))]) for bins in (bins_N, bins_N[positive_N])
         )
+        expected_N = self._fit_effects(users_N, own_N, items_N, times_N, positive_N)
         self.neighbours: Neighbours | None = None
         if store.events <= MOST_COMPARED_EVENTS:
-            self.neighbours = Neighbours(store, self._expected(listens_N, users_N, items_N, times_N), cut)
+            expected_E = np.zeros(store.events, np.float32)
+            expected_E[listens_N] = expected_N
+            self.neighbours = Neighbours(store, expected_E, cut)
 
-    def _expected(self, listens_N: Longs, users_N: Longs, items_N: Longs, times_N: Longs) -> NDArray[np.float32]:
-        """The probability that user and item alone give each event; 0 for what is no listen."""
-        expected_E = np.zeros(self.store.events, np.float32)
-        for start in range(0, len(listens_N), _PART):
-            part = slice(start, start + _PART)
-            queries = Queries(users_N[part], listens_N[part], items_N[part], times_N[part], np.zeros(0, np.int64))
-            columns = self._columns(queries)
-            expected_E[listens_N[part]] = 1 / (1 + np.exp(-sum(columns[name] for name in MEANS)))
-        return expected_E
+    def _fit_effects(
+        self, users_N: Longs, own_N: Longs, items_N: Longs, times_N: Longs, positive_N: NDArray[np.bool_]
+    ) -> Floats:
+        """Fit the effects of users beyond those of their items, and of items beyond those of their users; the
+        probability that both give each listen."""
+        overall_N = self.overall(times_N)
+        logits_N, of_user, of_item = (
+            _log_odds(overall_N), self.user.before(users_N, own_N), self.item.before(items_N, times_N)
+        )  # fmt: skip
+        self.user_effect = Effects.of(of_user[1], positive_N, logits_N + _share(self.item, *of_item, overall_N))
+        logits_N += self.user_effect(*of_user)
+        self.item_effect = Effects.of(of_item[1], positive_N, logits_N)
+        return _sigmoid(logits_N + self.item_effect(*of_item))
 
     def share_and_count(self, groups: Groups, keys_B: Longs, times_B: Longs) -> list[Floats]:
         """The log odds of a group's share of positive listens before a time, and the logarithm of their number."""
@@ -176,8 +207,10 @@ class RunningRates:
             columns[f"{name}_listens"] = _logarithm(stop_B - first_B)
             columns[f"{name}_recent"] = _share(groups, np.maximum(first_B, stop_B - RECENT), stop_B, overall_B)
             if name == "user":
+                columns["user_effect"] = self.user_effect(first_B, stop_B)
                 columns["since_last_event"] = _logarithm(times_B - self._last_times(first_B, stop_B, times_B)) / 2
             if name == "item":
+                columns["item_effect"] = self.item_effect(first_B, stop_B)
                 earlier_B = groups.before(keys_B, np.maximum(times_B - self.period, 0))[1]
                 columns["item_trend"] = _logarithm(stop_B - earlier_B)
         return columns
@@ -202,6 +235,10 @@ def _share(groups: Groups, first_B: Longs, stop_B: Longs, overall_B: Floats) -> 
 def _log_odds(share_B: Floats) -> Floats:
     share_B = np.clip(share_B, 1e-4, 1 - 1e-4)
     return np.asarray(np.log(share_B / (1 - share_B)))
+
+
+def _sigmoid(logits_N: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-logits_N)))
 
 
 def _logarithm(count_B: Longs) -> Floats:

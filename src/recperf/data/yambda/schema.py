@@ -69,9 +69,11 @@ RATES: Final = (
     "overall",
     *("user", "user_listens", "user_recent", "item", "item_listens", "item_recent"),
     *("user_item", "user_item_listens", "artist", "artist_listens", "user_artist", "user_artist_listens"),
-    *("since_last_event", "item_trend", "neighbours", "neighbours_sum", "neighbours_users"),
+    *("user_effect", "item_effect", "since_last_event", "item_trend"),
+    *("neighbours", "neighbours_sum", "neighbours_users"),
 )
-"""Columns of the running rates (rates.py): log odds of shares of positive listens, logarithms of counts and times."""
+"""Columns of the running rates (rates.py): log odds of shares of positive listens and by which users and items
+differ from what is expected of each other, logarithms of counts and times."""
 
 
 @dataclass(frozen=True, kw_only=True)

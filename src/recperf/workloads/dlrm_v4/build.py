@@ -32,7 +32,7 @@ from ...points import reached
 from ...runs.mlperf.log import Facts, MLPerfLog, Precision
 from ...stop import poll
 from ...train import stream
-from ...train.baselines import regression
+from ...train.baselines import blend
 from ...train.device import (
     BETWEEN_RANKS,
     SLOTS_ON_HOST,
@@ -225,17 +225,16 @@ class HistoryTrial:
     @torch.no_grad()
     def _validation_loss(self) -> float:
         """The log loss of the rows that choose the epoch. A model that reads running rates gets their regression added,
-        as far as it helps on these rows: training alone would have to find it again."""
+        as far as it predicts these rows: training alone would have to find it again."""
         prepared, rates = self.prepared, self.model.rates
         if rates is None:
             return binary_metrics(*self._scored(prepared.validation))["log_loss"]
         rates.reset_added()
         logits_N, labels_N = self._scored(prepared.validation)
         weights_F, intercept, beside_N = prepared.rates_regression
-        columns = np.stack([logits_N.double().numpy(), beside_N], 1)
-        (scale, share), constant = regression(columns, labels_N.numpy())
-        rates.add(float(scale), torch.from_numpy(share * weights_F).float(), float(constant + share * intercept))
-        blended_N = torch.from_numpy(columns @ np.array([scale, share]) + constant)
+        scale, share, constant = blend(logits_N.double().numpy(), beside_N, labels_N.numpy())
+        rates.add(scale, torch.from_numpy(share * weights_F).float(), constant + share * intercept)
+        blended_N = scale * logits_N.double() + share * torch.from_numpy(beside_N) + constant
         return binary_metrics(blended_N, labels_N)["log_loss"]
 
     def _scored(self, windows: range) -> tuple[Tensor, Tensor]:

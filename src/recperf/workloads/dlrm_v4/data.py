@@ -309,16 +309,22 @@ class EventWindows:
 
 
 def _last_windows(share: float, counts_W: np.ndarray[Any, Any]) -> int:
-    """How many of the last windows, at least one, together come nearest to a share of all anchors; one window, the
-    first, is never among them."""
+    """How many of the last windows, with at least one anchor, together come nearest to a share of all anchors; one
+    window, the first, is never among them."""
     last_W = np.cumsum(counts_W[::-1])[:-1]
-    return 1 + int(np.abs(last_W - share * counts_W.sum()).argmin()) if len(last_W) else 1
+    away_W = np.where(last_W > 0, np.abs(last_W - share * counts_W.sum()), np.inf)
+    return 1 + int(away_W.argmin()) if len(last_W) else 1
 
 
 def divided(held_out: int, first: int | None, windows: int) -> tuple[range, range]:
     """The windows to train on, and those held out, which begin with the `first`; None: they are the last ones."""
     first = windows - held_out if first is None else first
     stop = first + held_out
+    if windows == 1:
+        raise DataError(
+            "all events lie in one window of time: there is no later one to score",
+            fix="shorter --data.windows.seconds, or import with other times, or with --order rows instead of times",
+        )
     if first < 1:
         raise DataError(
             f"of {windows} windows {held_out} are to be scored: none is left to train on",

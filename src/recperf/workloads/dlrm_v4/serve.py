@@ -21,7 +21,7 @@ from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories
 from ...data.yambda.item_features import titles_of
 from ...data.yambda.moments import Moments
-from ...data.yambda.rates import PRIOR, RECENT
+from ...data.yambda.rates import PRECISION, PRIOR, RECENT
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
 from ...data.yambda.store import Queries, originals
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
@@ -50,7 +50,9 @@ MEANINGS = {
     "rates_BF": f"running rates before the candidate: {', '.join(RATES)}. `overall` is the log odds of the share of "
     "positive listens. The shares of a user, an item, an artist and pairs of them, and of their last "
     f"{RECENT} listens (`recent`), are smoothed with {PRIOR:g} listens at the overall share, as log odds less "
-    "`overall`. Counts (`listens`; `item_trend` of the last 64th of the time) are log(1 + count) / 4, "
+    "`overall`. `user_effect` is the sum of the user's outcomes less their probability by `overall` and `item` at the "
+    f"time, over {PRECISION:g} plus the sum of p (1 - p); `item_effect` the same of the item, by `overall` and "
+    "`user_effect`. Counts (`listens`; `item_trend` of the last 64th of the time) are log(1 + count) / 4, "
     "`since_last_event` is log(1 + seconds) / 8. The outcomes that `neighbours` are computed from are not exported",
 }
 
