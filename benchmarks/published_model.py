@@ -25,8 +25,6 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-import numpy as np
-
 from _rows import record, row, show
 from recperf.data.yambda import catalogue
 from recperf.data.yambda.store import EventStore
@@ -106,14 +104,6 @@ def answered(arguments: list[str], deadline: float) -> tuple[float, dict[str, An
     return perf_counter() - began, json.loads(done.stdout)
 
 
-def rows_to_score(store: EventStore, count: int, path: Path) -> None:
-    """Rows of user, item and time: events of the store, spread over it."""
-    positions_N = np.linspace(0, store.events - 1, min(count, store.events)).astype(np.int64)
-    columns = store.user_ids_U[store.users_of(positions_N)], store.items_at(positions_N), store.times_E[positions_N]
-    lines = [f"{user},{item},{time}" for user, item, time in zip(*(column.tolist() for column in columns))]
-    path.write_text("\n".join(["user,item,time", *lines]) + "\n")
-
-
 class Measured:
     """The rows of this benchmark."""
 
@@ -164,12 +154,9 @@ def trained(options: argparse.Namespace, run: Path, deadline: float, out: Measur
 
 
 def used(options: argparse.Namespace, store: EventStore, run: Path, deadline: float, out: Measured) -> None:
-    """Score rows and recommend items."""
-    rows, device = run.parent / "rows.csv", ["--device", options.device]
-    rows_to_score(store, options.rows, rows)
-    wall, answer = answered(
-        ["score", str(run), "--input", str(rows), "--output", str(run.parent / "scores.parquet"), *device], deadline
-    )
+    """Score the held-out rows and recommend items."""
+    device, scores = ["--device", options.device], str(run.parent / "scores.parquet")
+    wall, answer = answered(["score", str(run), "--held-out", "--output", scores, *device], deadline)
     out.add("score", "s", [answer["seconds"]], rows=answer["rows"], command_s=wall)
     users = [str(user) for user in store.user_ids_U[: options.users].tolist()]
     wall, answer = answered(["recommend", str(run), "--users", *users, "--k", "10", *device], deadline)
@@ -181,7 +168,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--events", type=int, default=60_000_000)
     parser.add_argument("--steps", type=int, default=200, help=f"killed there; a multiple of {GROUP}")
     parser.add_argument("--save-at", type=int, default=0, help="by default the half of the steps")
-    parser.add_argument("--rows", type=int, default=20_000, help="to score")
     parser.add_argument("--users", type=int, default=3, help="to recommend for")
     parser.add_argument("--seconds", type=float, default=400.0, help="time limit, the events not counted")
     parser.add_argument("--folder", type=Path, help="parent of the run's folder")
