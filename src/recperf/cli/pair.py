@@ -6,7 +6,7 @@ from ..errors import UsageError
 from ..measure import peaks as ceilings
 from ..measure.profile_records import Pair
 from ..measure.records import Percentiles
-from ..runs.report.formats import measuring_cost
+from ..runs.report.formats import measuring_cost, spread, time
 from ..units import size
 from .options import WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
@@ -41,7 +41,7 @@ def command(arguments: list[str]) -> int:
 
 def as_text(pair: Pair) -> str:
     arms = {"hot": pair.hot, "cold": pair.cold}
-    rows = [["part, ms (p20 to p80)", "hot", "cold", "cold / hot"]]
+    rows = [["part, p50 (p20 – p80)", "hot", "cold", "cold / hot"]]
     cold_parts = {part.name: part for part in pair.cold.components}
     for part in pair.hot.components:
         if other := cold_parts.get(part.name):
@@ -63,8 +63,5 @@ def as_text(pair: Pair) -> str:
 
 
 def _row(name: str, hot: Percentiles, cold: Percentiles) -> list[str]:
-    return [name, _spread(hot), _spread(cold), f"{cold.p50 / hot.p50:.2f}" if hot.p50 else "-"]
-
-
-def _spread(ms: Percentiles) -> str:
-    return f"{ms.p50:.2f} ({ms.p20:.2f} to {ms.p80:.2f})"
+    times = [f"{time(ms.p50)} ({spread(ms)})" for ms in (hot, cold)]
+    return [name, *times, f"{cold.p50 / hot.p50:.2f}" if hot.p50 else "-"]

@@ -10,7 +10,7 @@ from .. import places
 from ..errors import RecperfError
 from ..measure import peaks
 from ..measure.peaks.records import DeviceRates, Figure, Knee, Peaks
-from ..units import number, size
+from ..units import number, size, time
 from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json, table
 
@@ -108,7 +108,7 @@ def _row(name: str, figure: Figure) -> list[str]:
 
 def _value(value: float, unit: str) -> str:
     if unit.startswith("ns"):
-        return f"{value:,.3g} ns" if value < 1000 else f"{value / 1000:,.3g} us"
+        return time(value / 1e6)
     shown = number(value)
     return shown + unit if shown[-1].isalpha() else f"{shown} {unit}"
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from ..files import write_json, writing
 from ..measure.limits import swept_ms
+from ..runs.report.formats import spread, time
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
 
@@ -85,12 +86,12 @@ def widths(value: str) -> list[str]:
 
 def as_text(result: dict[str, Any]) -> str:
     names = list(result["rows"][0]["settings"])
-    rows = [[*names, *(head for part in result["parts"] for head in (f"{part} ms", "p20 to p80")), "limit"]]
+    rows = [[*names, *(head for part in result["parts"] for head in (part, "p20 – p80")), "limit"]]
     for row in result["rows"]:
         times = [swept_ms(row["profile"], part) for part in result["parts"]]
-        cells = [cell for m in times for cell in (f"{m.p50:.3f}", f"{m.p20:.3f} to {m.p80:.3f}")]
+        cells = [cell for m in times for cell in (time(m.p50), spread(m))]
         rows.append([*(row["settings"][name] for name in names), *cells, row["profile"].verdict.limit])
     lines = ["", table(rows), "  the step without timers, parts with them", ""]
     for fit in result["fits"]:
-        lines.append(f"  {fit['part']} against {fit['field']}: {fit['slope_ms']:.3g} ms per unit, r2 {fit['r2']:.3f}")
+        lines.append(f"  {fit['part']} against {fit['field']}: {time(fit['slope_ms'])} per unit, r2 {fit['r2']:.3f}")
     return "\n".join(lines)

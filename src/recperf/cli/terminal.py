@@ -19,6 +19,7 @@ from .. import errors
 from ..errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
 from ..files import plain_json
 from ..machine import out_of_memory
+from ..units import time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -164,7 +165,7 @@ class Training:
         loss = f"  loss {self.loss:.4f}" if math.isfinite(self.loss) else ""
         # Over the whole training so far, evaluations and saves included.
         step_s = (self.marked - self.began) / max(1, self.step - self.first)
-        left = duration(step_s * (self.total - self.step))
+        left = time(1e3 * step_s * (self.total - self.step))
         return f"{self.label}  {place}{loss}  {self.rate:,.0f} samples/s  {left} left{self.score}"
 
 
@@ -276,13 +277,3 @@ def progress_bar(screen: Console) -> Progress:
 
     columns = (BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=screen, auto_refresh=False, transient=True)
-
-
-def duration(seconds: float) -> str:
-    """A time in the two largest units that say something: `12 s`, `3 min 20 s`, `2 h 5 min`, `4 d 1 h`."""
-    whole = max(0, round(seconds))
-    for unit, larger, smaller in ((86_400, "d", "h"), (3_600, "h", "min"), (60, "min", "s")):
-        if whole >= unit:
-            rest = whole % unit // {"h": 3_600, "min": 60, "s": 1}[smaller]
-            return f"{whole // unit} {larger}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"

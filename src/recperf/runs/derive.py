@@ -186,9 +186,8 @@ def speed_of(timed: list[Timing]) -> Json:
     """The fields of a result's performance that follow from the log."""
     steady = [event for event in timed if event.part == "steady"]
     times = [ms for event in steady for ms in event.step_ms]
-    step_ms = None
-    if len(times) >= FEWEST:
-        step_ms = Percentiles(*(percentile(times, share) for share in (20, 50, 80)))
+    tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) >= FEWEST else []
+    step_ms = Percentiles(tenths[1], tenths[4], tenths[7]) if tenths else None
     rate = _rate(steady)
     return {
         "steady": Throughput(**rate) if rate else None,
@@ -254,18 +253,10 @@ LEAKED_AUC = 0.99
 D = TypeVar("D", Difference, RankingDifference)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """With linear interpolation between the two nearest values."""
-    ordered = sorted(values)
-    place = share / 100 * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
 def interval(replicates: Sequence[float]) -> Interval:
     """The middle 95 % of the replicates."""
-    return Interval(low=percentile(replicates, 2.5), high=percentile(replicates, 97.5))
+    cuts = statistics.quantiles(replicates, n=40, method="inclusive")
+    return Interval(low=cuts[0], high=cuts[-1])
 
 
 def combined(seeds: Sequence[Sequence[float]]) -> list[float]:
