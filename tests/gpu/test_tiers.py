@@ -17,6 +17,8 @@ from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import laptop
+from recperf.workloads.hstu import config as hstu
+from recperf.workloads.hstu.build import PreparedSequences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 STEPS = 200
@@ -86,3 +88,32 @@ def test_bags_train_to_the_same_bits(
         assert torch.equal(tiered_scores, scores)
         assert torch.equal(tiered_records(tiered.model.embeddings), plain_records(whole))
         assert tiered.model.embeddings.tiers.traffic.fetched > 0
+
+
+@pytest.mark.parametrize("placement", ["host", "file"])
+def test_items_of_hstu_train_to_the_same_bits(placement: Any, tmp_path: Path) -> None:
+    config, losses, ranks = hstu.default(), [], []
+    config = replace(
+        config,
+        data=replace(config.data, users=800, group_items=400),
+        model=replace(config.model, loss="sampled", negatives=64),
+        train=replace(config.train, device="cuda", batch_size=16, table_optimizer="adam"),
+    )
+    for tables in (
+        TablesConfig(placement="device"),
+        TablesConfig(placement=placement, device_bytes="768KiB", folder=tmp_path),
+    ):
+        prepared = PreparedSequences(hstu.resolve(replace(config, tables=tables)))
+        torch.manual_seed(1)
+        with applied(prepared.settings):
+            trial = prepared.trial(1)
+            trial.model.train()
+            batches = trial.recipe.order.batches(0)
+            steps = range(len(trial.recipe.order))
+            losses.append(torch.stack([take_step(trial.recipe, batches, step)[0] for step in steps]).tolist())
+            trial.model.eval()
+            ranks.append(trial.predictions().ranks_N)
+    assert losses[0] == losses[1]
+    assert torch.equal(*ranks)
+    assert trial.tiers() is not None
+    assert trial.tiers().traffic.fetched > 100
