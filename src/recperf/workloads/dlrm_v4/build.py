@@ -5,6 +5,7 @@ Shapes: B samples of a batch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,6 @@ from ...ops.arrange import native
 from ...points import reached
 from ...runs.mlperf.log import Facts, MLPerfLog, Precision
 from ...stop import poll
-from ...train import stream
 from ...train.baselines import blend
 from ...train.device import (
     BETWEEN_RANKS,
@@ -46,7 +46,7 @@ from ...train.device import (
 from ...train.graph import GraphStep
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
-from ...train.stream import after_windows, interval, seams_of
+from ...train.watch import Due
 from .config import DLRM_V4, SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
 from .data import EventWindows
 from .ranking import candidate_logits
@@ -139,7 +139,7 @@ class HistoryTrial:
             epochs=train.epochs,
             max_steps=train.max_steps,
             evaluate_after=self._evaluations(),
-            save_after=after_windows(self.order, train.checkpoint_windows),
+            save_after=self._after_windows(train.checkpoint_windows),
             events_after=self._windows_left,
             evaluation_facts=self._evaluation_facts,
             training_metrics=self.stepped.seen,
@@ -184,14 +184,19 @@ class HistoryTrial:
     def tiers(self) -> TieredRows | None:
         return self.model.tables.tiers if isinstance(self.model.tables, TieredDLRMv4Tables) else None
 
-    def _evaluations(self) -> stream.Evaluations:
+    def _after_windows(self, windows: int) -> Due:
+        """Due at the end of every `windows` windows, 0: never; an empty window ends with the one before."""
+        seams = set(self.order.seams_S[windows - 1 :: windows].tolist()) - {0} if windows else set()
+        return lambda at: at.batch in seams
+
+    def _evaluations(self) -> Due:
+        """At the ends of windows, or whenever a share of all samples was trained on. The end of the training is
+        evaluated in any case."""
         options, batch_size = self.prepared.config.evaluate, self.prepared.config.train.batch_size
         samples = int(self.order.counts_S.sum())
-        return stream.Evaluations(
-            seams=tuple(seams_of(self.order, options.every_windows)),
-            steps=interval(options.every_share, samples, batch_size) if options.every_share else 0,
-            first_step=options.first_step(samples, batch_size),
-        )
+        first, by_window = options.first_step(samples, batch_size), self._after_windows(options.every_windows)
+        steps = max(1, math.ceil(options.every_share * samples / batch_size)) if options.every_share else 0
+        return lambda at: at.step >= first and (by_window(at) or (steps > 0 and at.step % steps == 0))
 
     def _windows_left(self, at: Position) -> list[dict[str, Any]]:
         """Events for the log, one for each window that ends at this position."""

@@ -31,7 +31,6 @@ from ...execution.workload import MOST_ROWS, ScoredRows
 from ...train.baselines import bias_logits, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
-from ...train.stream import next_window
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
 from .ranking import PART, EventCatalogue, Features, LastItems, Rule, gradient_boosting, regressed, running_means
 
@@ -135,7 +134,7 @@ class EventWindows:
         """The windows an evaluation scores that far into training; at its end without a position."""
         if self.config.evaluate.on == "holdout":
             return self.holdout
-        window = next_window(self.train_order(), at or Position(1, 0, 1))
+        window = _next_window(self.train_order(), at or Position(1, 0, 1))
         if window is None:
             raise DataError(
                 "no window with anchors follows those that are trained on: nothing is left to score",
@@ -344,3 +343,14 @@ def validated(share: float, counts_W: np.ndarray[Any, Any]) -> tuple[range, rang
     windows = _last_windows(share, counts_W) if share and counts_W[1:].any() else 0
     first = len(counts_W) - windows
     return range(first), range(first, len(counts_W))
+
+
+def _next_window(order: StreamOrder, at: Position) -> int | None:
+    """The first window whose anchors are in no batch so far; none where the data ends."""
+    if at.batch == 0 and at.step == 0:
+        return order.windows[0]
+    done = at.batch or len(order)
+    last = max(order.last_place(done - 1), int(np.searchsorted(order.seams_S, done, side="right")) - 1)
+    after = order.windows[last] + 1
+    occupied = np.flatnonzero(order.index.counts("all")[after:])
+    return after + int(occupied[0]) if len(occupied) else None
