@@ -199,9 +199,6 @@ def ways_of(case: Case, fbgemm: bool) -> dict[str, dict[str, Way]]:
         rule: RuleName = "sgd" if state_R is None else "rowwise-adagrad"
         bag.update(table_RD, state_R, grouped, gradient_BD, rule=rule, rate=RATE, eps=EPS, decay=0.0, scale=1.0)
 
-    def atomics() -> None:
-        bag.scatter_sgd(table_RD, ids_V, offsets_B1, gradient_BD, rate=RATE, starts_F=starts_F)
-
     ways = {
         "forward": {
             "torch": Way(lambda: F.embedding_bag(rows_V, table_RD, offsets_B1, mode="sum", include_last_offset=True)),
@@ -214,7 +211,6 @@ def ways_of(case: Case, fbgemm: bool) -> dict[str, dict[str, Way]]:
         "SGD": {
             "torch": TorchUpdate(case, adagrad=False).way(),
             "recperf": Way(lambda: ours(None)),
-            "recperf, atomics": Way(atomics),
         },
     }
     if fbgemm:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from golden_cases import BAGS, interpret, needs_triton
+from golden_cases import BAGS, interpret
 from torch import nn
 
 from recperf.data.batch import JaggedFeatures
@@ -80,25 +80,6 @@ def test_ten_steps_equal_torchs(bag: str, rule: Any) -> None:
         peer.param_groups[0]["lr"] = rate(step)
         peer.step()
     torch.testing.assert_close(tables.table_RD, weight.detach(), rtol=1e-5, atol=1e-5)
-
-
-@needs_triton
-def test_scattered_sgd_equals_sgd_and_needs_it() -> None:
-    results = []
-    for scatter in (True, False):
-        tables = made("triton")
-        sparse = SparseRows(tables, "sgd", scatter=scatter)
-        assert tables.group_early is not scatter
-        for step in range(3):
-            features, gradient = step_of(step)
-            tables.backward(tables.record(features)[1], features, gradient)
-            sparse.step(rate(step))
-            assert tables.used == []
-        results.append(tables.table_RD)
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
-    for wrong in ({"rule": "adagrad"}, {"rule": "sgd", "decay": 0.1}):
-        with pytest.raises(ValueError, match="scatter needs SGD without weight decay"):
-            SparseRows(made("triton"), scatter=True, **wrong)
 
 
 def test_clipping_counts_both_parts() -> None:

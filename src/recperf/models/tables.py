@@ -76,8 +76,6 @@ class SparseGradients(Embeddings):
             self.table_RD = tiers.cache_SD
         self.huge = "asked of the kernel" if tiers is None and ask_for_huge_pages(self.table_RD) else "no"
         self.used: list[Used] = []
-        self.group_early = True
-        """Sort the ids in the backward pass already; an update that needs no sorting turns it off."""
         self.streams = SideStreams()
         self._grouped: Any = None
         self._requested, self._chosen_for = bag, (self.table_RD.dtype, self.table_RD.device)
@@ -172,7 +170,7 @@ class SparseGradients(Embeddings):
 
     def group_ahead(self, ids_V: Tensor, features: JaggedFeatures) -> None:
         """With a second stream, sort the ids during the forward pass; only the update needs the result."""
-        if self.streams.enabled and self.training and self.group_early and not self.used and not self.frozen:
+        if self.streams.enabled and self.training and not self.used and not self.frozen:
             with self.streams.run_on("ids", ids_V):
                 self._grouped = self._group(Used(ids_V, features.offsets_FB1, ids_V))
 
@@ -184,16 +182,10 @@ class SparseGradients(Embeddings):
         self.used.append(Used(saved, features.offsets_FB1, gradient_ND, slots_U))
         if len(self.used) > 1:
             self._grouped = None
-        elif self.group_early and self._grouped is None:
+        elif self._grouped is None:
             self._grouped = self._group(self.used[0])
         # The update need not wait for the backward passes that follow.
         self.streams.fork("tables")
-
-    def take_gradient(self) -> Used:
-        """Return everything since the last update as one batch, and forget it."""
-        used = self._all_used()
-        self.forget()
-        return used
 
     def grouped(self) -> tuple[Any, Tensor]:
         """The used ids, equal rows together, and the gradient of each bag."""

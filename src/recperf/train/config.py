@@ -347,8 +347,6 @@ class FastConfig:
     one operator after the other."""
     optimizer: Way = "auto"
     """The dense optimizer: fused is one kernel for all parameters, plain a few operators for each."""
-    deterministic: bool = True
-    """Bit-identical results in every repeat. Off: SGD of tables adds by atomics on a GPU, without sorting ids."""
 
 
 PLAIN = FastConfig(

@@ -194,7 +194,6 @@ class Switches:
     interaction: bool
     mlp: bool
     optimizer: bool
-    scatter: bool
     reasons: dict[str, str]
 
     @property
@@ -239,9 +238,11 @@ def resolve(
         lack = "plain embeddings have shapes that depend on a batch's distinct rows"
     graph, why = choose_graph(fast.graph, device, lack, why=FIXED_SHAPES, switch=FAST_SWITCH)
     decided("graph", *why.split(": ", 1))
-    scatter = cuda and fused["embedding"] and optimizer == "sgd" and not fast.deterministic
-    decided("deterministic", *_deterministic(fast, cuda, fused["embedding"] and sparse, scatter, optimizer))
-    return Switches(input=source, graph=graph, precision=precision, scatter=scatter, reasons=reasons, **fused)
+    if cuda and not (fused["embedding"] and sparse):
+        decided("deterministic", "no", "torch adds the tables' gradients by atomics; the fused embedding sorts ids")
+    else:
+        decided("deterministic", "yes", "no implementation in use varies from run to run")
+    return Switches(input=source, graph=graph, precision=precision, reasons=reasons, **fused)
 
 
 def _precision(fast: FastConfig, cuda: bool, decided: Decide) -> str:
@@ -275,16 +276,3 @@ def _fused(name: str, requested: str, device: torch.device, decided: Decide) -> 
     if requested != "auto":
         return decided(name, requested, "requested") == "fused"
     return decided(name, "plain" if lack else "fused", lack or f"on {device.type}") == "fused"
-
-
-def _deterministic(fast: FastConfig, cuda: bool, sorted_ids: bool, scatter: bool, optimizer: str) -> tuple[str, str]:
-    """Whether a repeat is bit-identical, and why."""
-    if scatter:
-        return "no", "requested: the tables' updates are added by atomics"
-    if cuda and not sorted_ids:
-        return "no", "torch adds the tables' gradients by atomics; the fused embedding sorts ids instead"
-    if fast.deterministic:
-        return "yes", "requested"
-    if optimizer not in ("sgd", "adamw"):
-        return "yes", f"{optimizer} needs each row's whole gradient, so ids are sorted"
-    return "yes", "no implementation in use varies from run to run"

@@ -245,23 +245,12 @@ EPS = 1e-8
 
 
 class SparseRows:
-    """Updates the rows that the last batch used by a rule of `table_rules`, with decoupled weight decay.
-
-    With `scatter` SGD adds by atomics on a GPU: without sorting, and with a last bit that varies from run to run.
-    """
+    """Updates the rows that the last batch used by a rule of `table_rules`, with decoupled weight decay."""
 
     def __init__(
-        self,
-        table: HashedTable | SparseTables,
-        rule: RuleName,
-        *,
-        decay: float = 0.0,
-        eps: float = EPS,
-        scatter: bool = False,
+        self, table: HashedTable | SparseTables, rule: RuleName, *, decay: float = 0.0, eps: float = EPS
     ) -> None:
-        if scatter and (rule != "sgd" or decay):
-            raise ValueError("scatter needs SGD without weight decay")
-        self.table, self.rule, self.decay, self.eps, self.scatter = table, RULES[rule], decay, eps, scatter
+        self.table, self.rule, self.decay, self.eps = table, RULES[rule], decay, eps
         rows_RD, shape = table.table_RD, self.rule.state_shape(*table.table_RD.shape)
         self.state: Tensor | None = None
         """In tiers that of the rows in the cache."""
@@ -271,7 +260,6 @@ class SparseRows:
         """The number of updates, where the rule needs it; on the device, so that a CUDA graph can count."""
         self.rehearsing = False
         """Whether `step` puts the state of its rows back, all of which may be too large to copy."""
-        table.group_early = not scatter
 
     def saved_state(self) -> Tensor | TableColumns | None:
         """The state of all rows, for a checkpoint."""
@@ -290,16 +278,6 @@ class SparseRows:
     def step(self, rate: float | Tensor, *, scale: float = 1.0) -> None:
         """Update the used rows with their gradient times the scale, and clear the gradient."""
         if self.table.frozen:
-            return
-        if self.scatter:
-            assert isinstance(self.table, SparseTables)
-            used = self.table.take_gradient()
-            ids_V, starts_F = used.ids_V, self.table.starts_F
-            if used.slots_U is not None:
-                ids_V, starts_F = used.slots_U[ids_V], None
-            self.table.bag.scatter_sgd(
-                self.table.table_RD, ids_V, used.offsets_N1, used.gradient_ND, rate=rate, starts_F=starts_F
-            )
             return
         grouped, gradient_ND = self.table.grouped()
         if self.count is not None:

@@ -2,8 +2,7 @@
 
 The update sorts the ids of a batch by row (sort.py) and cuts the sorted ids into chunks, for a warp or a few. A row of
 ids in one chunk is updated there; partial sums of a row that continues in the next chunk are written to memory and
-joined by a second kernel. Sums follow the sorted order, so that a repeat gives the same bits. `scatter_sgd` needs no
-sorting and is for SGD alone: it adds with atomics, whose order, and with it the last bit, varies.
+joined by a second kernel. Sums follow the sorted order, so that a repeat gives the same bits.
 
 Ids from `offsets_B1[-1]` on are ignored: a captured graph has fixed shapes, whatever the number of ids.
 
@@ -303,56 +302,6 @@ def update(
         table_RD, state, grouped.sorted_V, aside[0], aside[1], numbers, grouped.used_1, grouped.rows, eps, decay, dim,
         J=JOINED, LOOK=LOOKED_AT, num_warps=1, **shapes,
     )  # fmt: skip
-
-
-@triton.jit
-def _scatter(
-    table, ids, offsets, starts, gradient, rates, flag, features, bags_a_feature, rows, D,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, STACKED: tl.constexpr,
-):  # fmt: skip
-    bag = tl.program_id(0)
-    begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
-    columns = tl.arange(0, WIDTH)
-    wide = columns < D
-    own = tl.zeros([1], dtype=tl.int64) + rows
-    if STACKED:
-        this = bag + tl.arange(0, 1)
-        start, own = table_of(starts, this, features, bags_a_feature, rows, this >= 0)
-        table += tl.sum(start, 0) * D
-    strange = tl.zeros([ROWS], dtype=tl.int64)
-    step = tl.load(gradient + bag.to(tl.int64) * D + columns, mask=wide, other=0.0) * -tl.load(rates)
-    steps = step[None, :] + tl.zeros([ROWS, WIDTH], dtype=tl.float32)
-    for first in range(begin, end, ROWS):
-        here = first + tl.arange(0, ROWS)
-        row = tl.load(ids + here, mask=here < end, other=0).to(tl.int64)
-        known = (row >= 0) & (row < own)
-        strange = tl.where(known, strange, row)
-        place = table + row[:, None] * D + columns[None, :]
-        tl.atomic_add(place, steps, mask=((here < end) & known)[:, None] & wide[None, :], sem="relaxed")
-    report(flag, strange, own + strange * 0)
-
-
-@operator("scatter_sgd", updates=True, rows=lambda table_RD, ids_V, *_, **__: (table_RD, ids_V))
-def scatter_sgd(
-    table_RD: Tensor,
-    ids_V: Tensor,
-    offsets_B1: Tensor,
-    gradient_BD: Tensor,
-    *,
-    rate: float | Tensor,
-    starts_F: Tensor | None = None,
-) -> None:
-    """SGD without sorting: every bag adds to its rows by atomics. The last bit varies from run to run."""
-    bags, (rows, dim) = _checked(table_RD, ids_V, offsets_B1, starts_F), table_RD.shape
-    gradient_BD = gradient_BD.contiguous()
-    require_tensor("gradient_BD", gradient_BD, torch.float32, (bags, dim), table_RD.device)
-    if bags:
-        width = triton.next_power_of_2(dim)
-        _scatter[(bags,)](
-            table_RD, ids_V, offsets_B1, starts_F, gradient_BD, on_device((rate,), table_RD), flag(table_RD.device),
-            *_features(bags, starts_F), rows, dim,
-            WIDTH=width, ROWS=max(1, min(8, 512 // width)), STACKED=starts_F is not None, num_warps=1,
-        )  # fmt: skip
 
 
 def squared_norm(grouped: Grouped, gradient_BD: Tensor) -> float:

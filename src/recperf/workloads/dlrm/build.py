@@ -326,7 +326,7 @@ class DLRMTrial(DLRMTrialState):
             return make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
         assert isinstance(tables, SparseTables)
         assert train.optimizer != "adamw"
-        sparse = SparseRows(tables, train.optimizer, eps=train.eps, scatter=switches.scatter)
+        sparse = SparseRows(tables, train.optimizer, eps=train.eps)
         dense = make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
         return SplitOptimizer(dense, sparse, streams=streams)
 
@@ -355,8 +355,7 @@ class DLRMTrial(DLRMTrialState):
         """The streams on which the next batch may be drawn during a backward pass that does not read the batch: it uses
         copies of the dense features in bfloat16, sorted ids, and slopes that were computed with the loss."""
         model, switches = self.model, self.prepared.switches
-        free = switches.precision == "bfloat16" and not switches.scatter
-        free &= model.arithmetic.ends(model.top, model.criterion)
+        free = switches.precision == "bfloat16" and model.arithmetic.ends(model.top, model.criterion)
         return model.arithmetic.streams if free and model.arithmetic.streams.enabled else None
 
     def _room(self) -> ClickBatch:
