@@ -135,7 +135,6 @@ def peaks() -> dict[str, Any]:
                 "ids": 65536,
                 "method": "numpy.take",
                 "ns": spread(ns * size / 32, "ns a row"),
-                "bytes_per_s": spread(32e9 / ns, "B/s"),
             }
             for size in (32, 256, 2048)
         ]
@@ -157,7 +156,6 @@ def peaks() -> dict[str, Any]:
         "gemm": {"float32": spread(7e10, "FLOP/s", shape=[256] * 3)},
         "copy": spread(6e10, "B/s", buffer_bytes=1 << 28),
         "read": spread(3.8e10, "B/s", buffer_bytes=1 << 29),
-        "fresh": spread(2e9, "B/s", buffer_bytes=1 << 26),
         "first_touch": spread(2e9, "B/s", buffer_bytes=1 << 24),
         "cached": spread(7e10, "B/s", buffer_bytes=1 << 20),
         "gather": {

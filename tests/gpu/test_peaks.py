@@ -26,6 +26,6 @@ def test_every_kind_of_gpu_has_its_ceilings() -> None:
             "host_to_device_pageable",
             "device_to_host_pageable",
         }
-        assert 0 < one.launch.kernel.p50 < one.launch.round_trip.p50
+        assert one.launch.kernel.p50 > 0
         for table in (one.gather.cache, one.gather.dram):
             assert [row.row_bytes for row in table.rows] == [32, 64, 128, 256, 512, 1024, 2048]

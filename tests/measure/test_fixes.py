@@ -33,10 +33,10 @@ def peaks_of(**more: Any) -> Peaks:
 
 
 GPU = DeviceRates(
-    **{name: getattr(peaks_of(), name) for name in ("fresh", "gather", "knee")},
+    **{name: getattr(peaks_of(), name) for name in ("gather", "knee")},
     copy=even(4e12), read=even(4e12), cached=even(4e12), calls={"elementwise": even(4000.0), "view": even(1000.0)},
     gemm={"float32": even(5e13), "tf32": even(4e14), "bfloat16": even(7e14)},
-    launch=Launch(queue=even(4000.0), round_trip=even(20_000.0), kernel=even(2500.0)),
+    launch=Launch(queue=even(4000.0), kernel=even(2500.0)),
     transfer={"host_to_device_pinned": even(5e10)},
 )  # fmt: skip
 PEAKS = peaks_of(gpu={"H": GPU})

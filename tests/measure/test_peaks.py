@@ -33,7 +33,7 @@ from recperf.measure.peaks.sampling import (
     knee_of,
 )
 
-RATES = ("gemm", "copy", "read", "update", "fresh", "first_touch", "cached", "special", "gather")
+RATES = ("gemm", "copy", "read", "update", "first_touch", "cached", "special", "gather")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_every_figure_is_positive_ordered_and_has_a_unit(content: dict[str, Any]
 @pytest.mark.parametrize("value", [None, 1e308])
 def test_damage_of_any_part_is_named(content: dict[str, Any], part: str, field: str, value: Any) -> None:
     content["other_threads"]["9"] = {name: content[name] for name in RATES}
-    launch = dict.fromkeys(("kernel", "queue", "round_trip"), content["copy"])
+    launch = dict.fromkeys(("kernel", "queue"), content["copy"])
     content["gpu"] = {"H200": {name: content[name] for name in ("knee", "calls", *RATES)} | {"launch": launch}}
     damaged = json.loads(json.dumps(content))
     assert fault(damaged) == ""

@@ -42,7 +42,7 @@ def machine(*, l2: int, l3: int, knee: int, call_ns: float, gflops: float, cache
     """Rates in GB/s."""
     kinds = ("elementwise", "view", "product", "reduction", "index")
     rows = {
-        name: {"table_bytes": 1, "rows": [{"row_bytes": 64, "ns": figure(ns), "bytes_per_s": figure(1.0)}]}
+        name: {"table_bytes": 1, "rows": [{"row_bytes": 64, "ns": figure(ns)}]}
         for name, ns in (("dram", 100.0), ("cache", 8.0))
     }
     content = {
@@ -54,7 +54,6 @@ def machine(*, l2: int, l3: int, knee: int, call_ns: float, gflops: float, cache
         "gemm": {"float32": figure(1e9 * gflops)},
         **{name: figure(1e9 * rate) for name, rate in (("cached", cached), ("copy", 0.7 * stream), ("update", stream))},
         "read": figure(0.8e9 * stream),
-        "fresh": figure(0.2e9 * stream),
         "gather": rows,
         "knee": {"bytes": knee, "points": [figure(1.0)]},
         "first_touch": figure(0.2e9 * stream),

@@ -23,7 +23,6 @@ STREAMS = {
     "copy": "copy of",
     "read": "read of",
     "update": "in-place update of",
-    "fresh": "new tensor of",
     "first_touch": "new pages of",
     "cached": "cached addition of",
     "special": "functions such as exp on",
@@ -97,7 +96,8 @@ def _device(part: DeviceRates, caches: dict[str, int], where: str) -> list[str]:
     ]
     lookups = [["row", heads[0], "", heads[1], "", "memory / cache"]]
     for near, far in zip(part.gather.cache.rows, part.gather.dram.rows):
-        cells = [_value(ns.p50, ns.unit) for one in (near, far) for ns in (one.ns, one.bytes_per_s)]
+        ns = [one.ns.p50 for one in (near, far)]
+        cells = [text for time in ns for text in (_value(time, "ns"), _value(near.row_bytes * 1e9 / time, "B/s"))]
         lookups.append([f"{near.row_bytes} B", *cells, f"{far.ns.p50 / near.ns.p50:.1f} x"])
     return ["", table(rows), "", "random rows", table(lookups), "", *_knee(part.knee, caches, where)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from .peaks.records import DeviceRates, GatherRow, Peaks, Rates, RowTable
@@ -12,6 +11,8 @@ LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
 WIDTHS = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by precision."""
+HIDDEN = 2 / 3
+"""Part of what memory costs more than the cache that prefetching hides at most. A convention, from C code on x86 and ARM."""
 UNKNOWN_KNEE = 16 << 20
 """Bytes taken for cached where the caches of this machine were not measured."""
 
@@ -44,7 +45,7 @@ class Ceilings:
     calls: dict[str, float]
     """ns of a call that computes nothing to speak of, by kind of operator; see docs/limits.md."""
     first_touch: float
-    """B/s of the first write to pages from the operating system, each of which is a page fault; on a GPU as `fresh`."""
+    """B/s of the first write to pages from the operating system, each of which is a page fault; on a GPU as `copy`."""
     special: float = 0.0
     """Evaluations per second of functions such as exp on data in the cache; 0 where they were not measured."""
     other_work: float = 0.0
@@ -163,8 +164,7 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
     `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the ids
     refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of them adds what memory
     takes longer than the cache: as expected with the fastest way to gather rows in each, and at most with the measured
-    implementation that loses most. Prefetching may hide part of it. How much is a convention: at least, a row takes the
-    geometric mean of memory and cache, by which `attribution` tells prefetched rows from cached ones. The range is
+    implementation that loses most. Prefetching may hide part of it, by convention at most `HIDDEN`. The range is
     widened by the spread of the readings.
     """
     figures = _figures(peaks, hot.device, hot.threads)
@@ -187,7 +187,7 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
         for method in far.rows[0].methods
         if all(method in row.methods for table in (far, near) for row in table.rows)
     ]
-    low, expected = ratio(math.sqrt(memory * cache), cache), ratio(memory, cache)
+    low, expected = ratio(memory - HIDDEN * max(0.0, memory - cache), cache), ratio(memory, cache)
     spread = 1 + sum(_spread(table.rows, row_bytes) for table in (far, near))
     return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
 
@@ -229,7 +229,7 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
         knee=knee,
         stream_knee=stream_knee,
         largest_cache=max(knee, stream_knee, *reported.values()),
-        first_touch=(rates.first_touch or rates.fresh).p50,
+        first_touch=(rates.first_touch or rates.copy).p50,
         rows_memory=_rows(rates.gather.dram),
         rows_cache=_rows(rates.gather.cache),
         calls={kind: figure.p50 for kind, figure in common.calls.items()},

@@ -33,7 +33,6 @@ from .profile_records import (
     TableTraffic,
 )
 from .records import Experiment, Observed, ObservedSteps
-from .rows import compact
 
 STEPS = 48
 SECONDS = 12.0
@@ -142,7 +141,7 @@ def _observe(
             # As many steps as a table of operators needs, in traces that can be merged.
             counts = replace(counts, traced=TRACED)
             observer = Observer(knees=knees, counts=counts, spans=True, about=subject.world.trace_facts(run))
-        figures = compact(observed(_observed(subject, observer, subject.step), works))
+        figures = observed(_observed(subject, observer, subject.step), works)
     except Exception as error:
         # What was trained must not be lost because the steps after it cannot be observed; ranks would wait forever.
         if not subject.alone:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .clocks import ThreadClock, step_clock
 from .cost import Cost
-from .counting import DispatchMode
 from .profile_records import SCHEMA, Component, Ids, Overhead, StepBudget
 from .records import Percentiles
 from .spans import OTHER, phase_of
@@ -31,16 +30,6 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
-
-
-class _Counter(DispatchMode):
-    """Counts the operators that torch dispatches."""
-
-    calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Subject(Protocol):
@@ -185,9 +174,6 @@ class ClockedSteps:
     def result(self) -> StepBudget:
         """The time of the steps of all ranks by part."""
         subject = self.subject
-        counter = _Counter()  # type: ignore[no-untyped-call]
-        with counter:
-            subject.step(self.batches)
         # Batches that were prepared ahead may hold rows of tables in a cache.
         self.batches.close()
         self._clock.close()
@@ -200,7 +186,6 @@ class ClockedSteps:
             steps=len(self.clocked),
             warmup=self.warmup,
             batch_size=round(self.samples / count),
-            operators=counter.calls,
             threads=torch.get_num_threads(),
             step_ms=spread(walls),
             overhead=overhead(walls, self.plain),

@@ -229,8 +229,6 @@ class StepBudget(Struct, kw_only=True):
     components: list[Component]
     ids: Ids
     threads: int
-    operators: int = 0
-    """Operators that torch dispatches in a step."""
     precision: str = "float32"
     communication: Communication | None = None
 

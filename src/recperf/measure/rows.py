@@ -28,7 +28,7 @@ from .records import (
 )
 from .timeline import COUNTED, GRAPH, NODE, WAITING, Call, StepTimes
 from .trace.nesting import NONE, Nesting, TracedSteps, between
-from .trace.read import Host, Trace, grouped, summed
+from .trace.read import Host, Trace, summed
 from .trace.regions import TraceStacks
 
 SMALLEST = 0.005
@@ -41,8 +41,6 @@ OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
 NOTICEABLE = 0.02
 """Share of the operators' time from which those with unknown work are listed."""
-MOST_ROWS = 60
-"""Operators of a stored profile; the rest are joined."""
 
 
 def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
@@ -137,39 +135,6 @@ def _fused(times: StepTimes, works: list[CallWork]) -> dict[int, CallWork]:
         work.row_bytes = max((item.row_bytes for item in hidden), default=0)
         result[id(call)] = work
     return result
-
-
-def compact(figures: Observed) -> Observed:
-    """The figures with at most `MOST_ROWS` operators; the smaller ones are joined by their kind."""
-    rest = grouped(
-        figures.operators[MOST_ROWS:],
-        lambda row: (row.kind, bool(row.kernels), row.by_name, row.communication, row.precision, row.row_bytes),
-    )
-    joined = [_joined(group) if len(group) > 1 else group[0] for group in rest.values()]
-    rows = [*figures.operators[:MOST_ROWS], *joined]
-    place = {id(row): MOST_ROWS + number for number, group in enumerate(rest.values()) for row in group}
-    if figures.timeline is None:
-        return replace(figures, operators=rows)
-    calls = []
-    for call in figures.timeline.calls:
-        row = None if call.operator is None else figures.operators[call.operator]
-        if row is not None and id(row) in place:
-            # A call of a joined row has its own name.
-            call = replace(call, operator=place[id(row)], name=call.name or row.name)
-        calls.append(call)
-    return replace(figures, operators=rows, timeline=replace(figures.timeline, calls=calls))
-
-
-def _joined(group: list[Operator]) -> Operator:
-    summed = ("calls", "python_calls", "ms", "kernels", *COUNTED)
-    return replace(
-        group[0],
-        name=f"{len(group)} smaller operators ({group[0].kind})",
-        part=None,
-        place=None,
-        counted=all(row.counted for row in group),
-        **{name: sum(getattr(row, name) for row in group) for name in summed},
-    )
 
 
 def name_places(nesting: Nesting, calls: list[Call], own: Callable[[Call, Host], tuple[Place | None, bool]]) -> None:

@@ -105,7 +105,7 @@ def measure_with(effort: Effort, *, quick: bool, say: Say) -> Peaks:
     import torch
 
     from . import cpu, gpu
-    from .sampling import Sampler, at_least, noisy
+    from .sampling import Sampler, at_least
 
     facts = machine_facts()
     notes: list[str] = []
@@ -124,10 +124,6 @@ def measure_with(effort: Effort, *, quick: bool, say: Say) -> Peaks:
         figures = at_least(figures, figures.other_threads.values())
     cpu.derive_knee(figures.knee)
     gpus = gpu.measure(Sampler(effort), say, note) if torch.cuda.is_available() else None
-    unstable = [*noisy(figures), *noisy(gpus, "gpu")]
-    if unstable:
-        shown = ", ".join(unstable[:6]) + (f" and {len(unstable) - 6} more" if len(unstable) > 6 else "")
-        note(f"readings vary widely: {shown}")
     figures.other_work = others
     return Peaks(
         **asdict(figures),

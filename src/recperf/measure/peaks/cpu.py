@@ -52,8 +52,6 @@ BAG = 32
 """Ids summed into one row where a gather does not write every row it reads."""
 STREAM_FROM, STREAM_TO = 512 << 10, 256 * MIB
 """Sizes of the curve of streams; below them a call costs more than its bytes."""
-NEW_TENSOR = 64 * MIB
-"""More than an allocator would keep for later without good reason: glibc returns what is larger than 32 MiB."""
 NEW_PAGES = 16 * MIB
 ADDITIONS = 20
 UNKNOWN_CACHE = 32 * MIB
@@ -116,7 +114,6 @@ def rates(
         "copy": copy(sampler, beyond),
         "read": read(sampler, beyond),
         "update": update(sampler, beyond),
-        "fresh": fresh(sampler, min(NEW_TENSOR, size)),
         "first_touch": first_touch(sampler, min(NEW_PAGES, size)),
         "cached": cached(sampler, tables["cache"]),
         "special": special(sampler, tables["cache"]),
@@ -261,15 +258,6 @@ def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds
     ]
     best = max(figures, key=lambda figure: figure.p50)
     return replace_fields(best, counted="read + write", adamw=figures[1].p50)
-
-
-def fresh(sampler: Sampler, size: int) -> Figure:
-    """Allocating a tensor, writing it and freeing it, again and again.
-
-    It contains the page faults of memory that the allocator returned to the system in between; some keep it.
-    """
-    ns = sampler.readings(timed_alone(lambda: torch.empty(size // 4).fill_(1.0)), warm_ups=1)
-    return rate(size, ns, "B/s", counted="write", buffer_bytes=size, method="torch.empty, fill_")
 
 
 def first_touch(sampler: Sampler, size: int) -> Figure:

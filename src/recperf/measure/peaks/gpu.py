@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, timed_alone, update
+from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, update
 from .records import DeviceRates, Figure, GatherRow, Knee, Launch, RowTable, RowTables
 from .sampling import (
     MIB,
@@ -73,7 +73,7 @@ class Gpu:
         streams: dict[str, Any] = {
             kind.__name__: kind(self.sampler, table, self.timed, self.effort.seconds) for kind in (copy, read, update)
         }
-        fresh, knee = self.fresh(table), self.knee(table)
+        knee = self.knee(table)
         inside = table[: bounded(knee.bytes // 4, table.numel() * 4) // 4]
         return DeviceRates(
             l2_bytes=self.l2_bytes,
@@ -82,7 +82,6 @@ class Gpu:
             calls=calls_ns,
             gemm=gemm,
             **streams,
-            fresh=fresh,
             knee=knee,
             cached=self.cached(inside, launch.kernel.p50),
             gather=RowTables(
@@ -144,11 +143,6 @@ class Gpu:
             if 8 * min(readings[side]) * self.effort.least > self.effort.product_seconds * 1e9:
                 break
         return fastest_product(readings)
-
-    def fresh(self, table: Tensor) -> Figure:
-        """Writing: torch keeps the memory of freed tensors, so a new one costs no more than that."""
-        ns = self.sampler.readings(self.timed(lambda: table.fill_(1.0)))
-        return rate(table.numel() * 4, ns, "B/s", counted="write", buffer_bytes=table.numel() * 4, method="fill_")
 
     def graph(self, work: Callable[[], object], count: int) -> list[float]:
         """ns of one of the calls in a CUDA graph; a first replay gives the host time to queue the timed one."""
@@ -231,7 +225,7 @@ class Gpu:
         return rates
 
     def launch(self) -> Launch:
-        """Host time to queue a kernel of one element, to queue one and wait for it, and its time inside a graph."""
+        """Host time to queue a kernel of one element, and its time inside a graph."""
         one = torch.ones(1, device=self.device)
 
         def queued() -> float:
@@ -241,13 +235,8 @@ class Gpu:
                 one.add_(1)
             return (perf_counter_ns() - began) / LAUNCHES
 
-        def awaited() -> None:
-            one.add_(1)
-            torch.cuda.synchronize()
-
         what = "add_ on one float32"
         return Launch(
             queue=figure(self.sampler.readings(queued), "ns", what=f"{what}, not waited for"),
             kernel=figure(self.graph(lambda: one.add_(1), GRAPH), "ns", what=f"{what}, in a CUDA graph"),
-            round_trip=figure(self.sampler.readings(timed_alone(awaited)), "ns", what=f"{what}, then synchronize"),
         )

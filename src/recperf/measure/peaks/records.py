@@ -40,7 +40,6 @@ class GatherRow(Struct, kw_only=True):
 
     row_bytes: Count
     ns: Figure
-    bytes_per_s: Figure
     ids: Count = 0
     method: str = ""
     """The fastest one."""
@@ -67,11 +66,11 @@ class Rates(Struct, kw_only=True, omit_defaults=True):
     """Matrix products by precision."""
     copy: Figure
     read: Figure
-    fresh: Figure
     cached: Figure
     gather: RowTables
     update: Figure | None = None
     first_touch: Figure | None = None
+    """Of a CPU: the first write to new pages."""
     special: Figure | None = None
     other_work: Number | None = None
     """Share of the cores that others took meanwhile."""
@@ -109,7 +108,6 @@ class Launch(Struct):
 
     kernel: Figure
     queue: Figure
-    round_trip: Figure
 
 
 class DeviceRates(Rates, kw_only=True):

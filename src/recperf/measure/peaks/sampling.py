@@ -25,7 +25,7 @@ from .records import Figure, GatherRow, Rates
 R = TypeVar("R", bound=Rates)
 
 NOISY = 0.25
-"""Distance from p20 to p80 relative to the median above which a series is repeated and mentioned in the notes."""
+"""Distance from p20 to p80 relative to the median above which a series is repeated."""
 
 FLAT = 1.25
 """A curve whose times differ by less between its ends has no knee."""
@@ -159,7 +159,7 @@ def _fastest(readings: dict[str, list[float]]) -> str:
 
 
 def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> GatherRow:
-    """The fastest of several methods to gather rows, as ns per row and as bytes of rows per second."""
+    """The fastest of several methods to gather rows, as ns per row."""
     method = _fastest(readings)
     ns = [value / ids for value in readings[method]]
     return GatherRow(
@@ -168,7 +168,6 @@ def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> Ga
         method=method,
         methods={name: float(np.median(values)) / ids for name, values in readings.items()},
         ns=figure(ns, "ns a row"),
-        bytes_per_s=rate(row_bytes, ns, "B/s"),
     )
 
 
@@ -204,7 +203,7 @@ def better(first: Any, second: Any) -> Any:
         lower_is_better = first.unit.startswith("ns")
         return second if (second.p50 < first.p50) == lower_is_better else first
     if isinstance(first, GatherRow):
-        # The method and both figures of a gather belong together.
+        # The method and the figure of a gather belong together.
         faster, other = (second, first) if second.ns.p50 < first.ns.p50 else (first, second)
         fastest = {name: min(ns, other.methods.get(name, ns)) for name, ns in faster.methods.items()}
         return replace(faster, methods=fastest)
@@ -222,22 +221,6 @@ def at_least(figures: R, others: Iterable[Rates]) -> R:
         rates = {name: value for name, value in asdict(fewer).items() if name not in ("gather", "other_work")}
         figures = replace(figures, **{name: better(getattr(figures, name), value) for name, value in rates.items()})
     return figures
-
-
-def noisy(value: Any, name: str = "") -> list[str]:
-    """Names of the figures whose readings vary widely."""
-    if isinstance(value, Figure):
-        return [name] if (value.p80 - value.p20) / value.p50 > NOISY else []
-    if isinstance(value, list):
-        return [figure for item in value for figure in noisy(item, f"{name} {_label(item)}".strip())]
-    items = asdict(value) if isinstance(value, Struct) else value if isinstance(value, dict) else {}
-    # Both figures of a gather come from the same readings.
-    named = ((key, item) for key, item in items.items() if key != "bytes_per_s")
-    return [figure for key, item in named for figure in noisy(item, f"{name} {key}".strip())]
-
-
-def _label(item: Any) -> str:
-    return str(getattr(item, "row_bytes", 0) or getattr(item, "table_bytes", 0) or "")
 
 
 CALLS = 100
