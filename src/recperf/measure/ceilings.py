@@ -12,7 +12,7 @@ LINE = 64
 WIDTHS = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by precision."""
 HIDDEN = 2 / 3
-"""Part of what memory costs more than the cache that prefetching hides at most. A convention, from C code on x86 and ARM."""
+"""Part of what memory costs more than the cache that prefetching in C hides at most. A convention."""
 UNKNOWN_KNEE = 16 << 20
 """Bytes taken for cached where the caches of this machine were not measured."""
 
