@@ -15,7 +15,7 @@ from typing import Any, Literal
 from recperf.measure.cost import Cost
 from recperf.plan import target
 from recperf.plan.devices import GB, KNOWN, TERA, Attention, Device, Efficiency, Rates
-from recperf.plan.predict import Prediction, predict
+from recperf.plan.predict import Prediction, error_band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import PlannedWorkload, Spread, Work
 from recperf.workloads.dlrm_v4.config import mlperf
@@ -179,10 +179,15 @@ def _trace_points(name: str, plan: Prediction, trace: Mapping[str, float]) -> li
     """Which kinds of work the prediction is wrong about."""
     device = {"b200": B200, "mi350x": MI350X}[name]
     flops = sum(part.flops for label, part in plan.work.parts(1024).items() if not label.startswith("attention"))
+    late = plan.step.exposed["late ranks"]
+    messages = sum(seconds for part, seconds in plan.step.exposed.items() if "all-" in part)
+    low, high = error_band(device, plan.ranks)
+    # A rank with the most work waits for nobody, one with the least twice as long as the mean.
+    bands = {"exposed messages": (low * messages / (messages + late), (high * messages + 2 * late) / (messages + late))}
     planned_s = {
         "GEMM": flops / device.product_rate("bfloat16"),
         "idle": plan.step.exposed["transfer"],
-        "exposed messages": sum(seconds for part, seconds in plan.step.exposed.items() if "all-" in part),
+        "exposed messages": messages + late,
     }
     planned_s["other kernels"] = plan.step.value - sum(planned_s.values())
     shaped = {"b200": ("GEMM", "idle"), "mi350x": ("GEMM",)}[name]
@@ -194,6 +199,7 @@ def _trace_points(name: str, plan: Prediction, trace: Mapping[str, float]) -> li
             ms,
             "published",
             "wholly" if label in shaped else "",
+            bands.get(label),
         )
         for label, ms in trace.items()
     ]

@@ -29,6 +29,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 from typing import Any, Literal
 
 from _plan_reference import H200, MI350X, Point, reference_plan, reference_points, target_points
@@ -36,7 +37,9 @@ from _rows import RESULTS, record, row, show
 from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
-from recperf.plan.devices import KNOWN, Device
+from recperf.plan.calibrate import Calibration
+from recperf.plan.devices import KNOWN, NETWORKS, Device
+from recperf.plan.link import Link
 from recperf.plan.predict import error_band, part_seconds, predict
 from recperf.plan.work import Work
 from recperf.workloads import find
@@ -48,7 +51,8 @@ METRICS = {"ms": "step", "x": "ratio", "h": "hours"}
 CLAIMED = {
     "own steps": 0.06,
     "own steps, calls": 0.20,
-    "own layers": 0.06,
+    "own layers": 0.08,
+    "own ranks, waiting": None,
     "reference, layers": 0.10,
     "reference, candidate-only layer": None,
     "reference, steps": 0.10,
@@ -58,7 +62,10 @@ CLAIMED = {
     "reference, range of hours": None,
     "reference, kinds of work": None,
 }
-"""Largest relative errors docs/planning.md admits; none: nothing, or only the range, is claimed."""
+"""Largest relative errors docs/planning.md admits; none: nothing, or only the range, is claimed. Layers: 5.8 % on the
+day whose steps shaped the model, and the same kernels were 2.5 % faster in the next rows."""
+OUTSIDE = ("8 mi350x, exposed messages",)
+"""Known figures that docs/planning.md says to lie outside of the range."""
 CALLED = {
     "eager": "operators called one by one",
     "plain": "every switch off",
@@ -69,10 +76,10 @@ FITTED = ("shared encoders, candidate only", "neither")
 """Steps of dlrm-v4 that the share of passes is fitted to."""
 
 
-def entries_of(name: str, metric: str) -> list[dict[str, Any]]:
+def entries_of(name: str, metric: str = "") -> list[dict[str, Any]]:
     """Stored rows of a benchmark, the oldest first."""
     rows = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
-    return [entry for entry in rows if entry["metric"] == metric]
+    return [entry for entry in rows if metric in ("", entry["metric"])]
 
 
 def on_h200(name: str, metric: str) -> list[dict[str, Any]]:
@@ -162,6 +169,31 @@ def called_points() -> list[Point]:
                 )
             )
     return points
+
+
+def waiting_points() -> list[Point]:
+    """Waits of two gloo ranks, for messages and for the later rank, from the links measured beside them."""
+    points = []
+    for entry in {(entry["variant"], entry["metric"]): entry for entry in entries_of("rank_messages")}.values():
+        facts, name, late = entry["conditions"], entry["variant"], entry["metric"] == "late_ms"
+        links = [Link(**one) for one in facts["links"]]
+        each = [facts["own_ms"] * link.late if late else 1e3 * _message_seconds(name, link) for link in links]
+        middle = median(each)
+        label = f"2 gloo ranks, {name}, {'the later rank' if late else 'messages'}"
+        band = (min(each) / middle, max(each) / middle)
+        kind, source = "own ranks, waiting", "measured, rank_messages"
+        points.append(Point(kind, label, middle, entry["p50"], source, band=band))
+    return points
+
+
+def _message_seconds(name: str, link: Link) -> float:
+    """Seconds of the messages of a step on two ranks; cores that compute send nothing meanwhile."""
+    workload = find(name)
+    rates = Calibration(device=link.backend, product=1e12, copy=1e12, memory_bytes=1 << 34, link=link)
+    device, network = rates.applied(KNOWN["h200"], "float32"), rates.connected(NETWORKS["ib400"])
+    config: Any = next(iter(workload.presets.values()))()
+    parts = predict(workload.planned(config), 2, device, network).step.parts
+    return sum(seconds for part, seconds in parts.items() if "all-" in part)
 
 
 def layer_points() -> list[Point]:
@@ -265,7 +297,7 @@ def main(arguments: list[str]) -> int:
     if options.table:
         print(table())
         return 0
-    points = own_points() + called_points() + layer_points() + reference_points() + target_points()
+    points = own_points() + called_points() + waiting_points() + layer_points() + reference_points() + target_points()
     entries, missed = [], []
     for point in points:
         facts = {"kind": point.kind, "known": point.known, "source": point.source, "error": round(point.error, 4)}
@@ -276,7 +308,7 @@ def main(arguments: list[str]) -> int:
         most = CLAIMED[point.kind]
         if most is not None and abs(point.error) > most:
             missed.append(f"{point.name}: off by {point.error:+.1%}, claimed {most:.0%}")
-        if point.inside is False:
+        if point.inside is False and point.name not in OUTSIDE:
             missed.append(f"{point.name}: outside of the band of its prediction")
     if not options.no_record:
         print(f"rows appended to {record(entries).name}")

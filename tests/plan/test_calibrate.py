@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from time import perf_counter_ns
 
 import pytest
 
 from recperf.plan import calibrate
-from recperf.plan.devices import KNOWN, Attention
+from recperf.plan.devices import KNOWN, NETWORKS, Attention, all_reduce
+from recperf.plan.link import Link, measure
 from recperf.plan.predict import predict
+from recperf.plan.sharding import later
 from recperf.workloads.dlrm_v4.config import laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM
@@ -35,6 +38,30 @@ def test_measured_rates_replace_assumed_ones() -> None:
     slower, before = (predict(planned(mlperf()), 8, one) for one in (device, KNOWN["h200"]))
     assert slower.step.value > 1.3 * before.step.value
     assert "measured here at 2030-01-01" in slower.origins["efficiency"]
+
+
+def test_a_measured_link_decides_how_long_ranks_wait() -> None:
+    link = Link(backend="nccl", latency_s=1e-3, bytes_per_s=1e9, late=0.1)
+    rates = replace(RATES, link=link)
+    before, device = (one.applied(KNOWN["h200"], WORK.precision) for one in (RATES, rates))
+    network = rates.connected(NETWORKS["ib400"])
+    assert network.link_latency_s == 1e-3
+    assert all_reduce(1e9, 2, device, network) == pytest.approx(1.0 + 2e-3)
+    assert RATES.connected(NETWORKS["ib400"]) == NETWORKS["ib400"]
+    slow, fast = (predict(planned(mlperf()), 8, one, network).step for one in (device, before))
+    own = sum(slow.parts[name] for name in slow.parts if name.startswith(("dense", "lookup", "table")))
+    assert slow.parts["late ranks"] - fast.parts["late ranks"] == pytest.approx(0.1 * own * later(8, 2))
+    assert slow.shares["communication"] > fast.shares["communication"]
+    assert "nccl messages measured here" in predict(planned(mlperf()), 8, device).origins["efficiency"]
+
+
+def test_two_ranks_measure_their_link() -> None:
+    pytest.importorskip("torch")
+    link = measure("cpu")
+    assert link.backend == "gloo"
+    assert 1e-6 < link.latency_s < 1
+    assert 1e6 < link.bytes_per_s < 1e12
+    assert 0 < link.late < 2
 
 
 def test_a_calibration_is_stored_for_its_model_and_a_damaged_file_is_ignored() -> None:

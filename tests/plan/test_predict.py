@@ -86,6 +86,9 @@ def test_every_preset_has_a_plan(workload) -> None:  # type: ignore[no-untyped-d
         plan = predict(workload.planned(preset()), 4, KNOWN["h200"])
         assert 0 < plan.step.value < 10
         assert plan.memory.bytes > 0
+        assert sum(plan.step.exposed.values()) == pytest.approx(plan.step.value)
+        if all(one.kind == "data-parallel" for one in plan.placed):
+            assert plan.step.parts["rows all-to-all"] == 0, "ranks that have all rows ask for none"
         assert {"work", "device", "efficiency", "network", "ids", "overlap"} <= plan.origins.keys()
 
 

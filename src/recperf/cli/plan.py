@@ -41,9 +41,9 @@ class PlanOptions(SourceOptions, Question, VerboseOption):
     """Device: h200, h100, h20, a100, l40s, b200, b300, gb200, gb300, mi300x, mi325x, mi350x, mi355x, or a JSON file;
     several, as in h200,b200, side by side."""
     calibrate: bool = False
-    """Time products, attention and copies at the model's shapes on the GPU of this machine, and how fast its host
-    calls operators, and plan for it.
-    Later plans of the same model use the figures."""
+    """Time products, attention and copies at the model's shapes on the GPU of this machine, how fast its host calls
+    operators and, with two GPUs, messages between them; plan for that GPU. Later plans of the same model use the
+    figures."""
     network: str | None = None
     """Network between nodes: ib200, ib400, ib800, eth25, or a JSON file. Default: ib400."""
     ranks_per_node: int | None = None
@@ -212,8 +212,10 @@ def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Termina
         name = rates.device
     else:
         rates = calibrate.stored(name, work)
-    device = rates.applied(calibrate.measured_device(rates), work.precision) if rates else device_of(name)
-    return device, network_of(options.network or "ib400", ranks_per_node=options.ranks_per_node)
+    network = network_of(options.network or "ib400", ranks_per_node=options.ranks_per_node)
+    if rates is None:
+        return device_of(name), network
+    return rates.applied(calibrate.measured_device(rates), work.precision), rates.connected(network)
 
 
 def _ranks(text: str) -> list[int]:

@@ -1,4 +1,5 @@
-"""Rates of this machine for plans: products and attention at the model's shapes, copies, and the host's calls.
+"""Rates of this machine for plans: products and attention at the model's shapes, copies, the host's calls, and messages
+between two ranks.
 
 Stored by host, so that later plans of the same model and device use them without torch; measuring needs torch.
 """
@@ -22,7 +23,10 @@ from ..errors import MachineError, RecperfError
 from ..files import make_folder, write_json
 from ..jsonfile import Struct, read_sealed, sealed
 from ..machine import fingerprint, host_facts
-from .devices import KNOWN, Attention, Device, Rates
+from ..models.config import DLRMConfig
+from . import link as links
+from .devices import KNOWN, Attention, Device, Network, Rates
+from .link import Link
 from .work import CALLS, CALLS_PER_LAYER, Work
 
 if TYPE_CHECKING:
@@ -39,6 +43,8 @@ COPIED = 2 << 30
 """Bytes of the buffer that is copied."""
 CALL_SAMPLES, CALL_STEPS, CALL_READINGS = 64, 50, 5
 """Samples of a step whose calls are timed, steps of a reading, and readings after a first one that warms up."""
+SMALL_DLRM = DLRMConfig(features=("user", "item"), rows=(1000, 2000), dim=8, bottom=(2, 16, 8), top=(64, 32, 1))
+"""Model of that step."""
 DEVICE = "cuda"
 Say = Callable[[str], None]
 Timer = Callable[[Callable[[], object]], float]
@@ -59,11 +65,16 @@ class Calibration:
     attention: Attention | None = None
     call_s: float | None = None
     """Seconds in which the host calls an operator of a step; None in calibrations of earlier versions."""
+    link: Link | None = None
+    """Messages between two ranks of this host; None where it has one GPU."""
     measured: str = ""
 
     def applied(self, device: Device, precision: str) -> Device:
         """The device with these rates instead of assumed ones, and a GPU with the memory that it has."""
-        share = device.efficiency
+        share, link = device.efficiency, self.link
+        names = "products, attention, copies, calls" + (f" and {link.backend} messages" if link else "")
+        if link:
+            device = replace(device, link_bytes_per_s=link.bytes_per_s / share.link, late=link.late)
         return replace(
             device,
             memory_bytes=self.memory_bytes,
@@ -76,11 +87,15 @@ class Calibration:
             efficiency=replace(
                 share,
                 products=1.0,
-                origin=f"products, attention, copies, calls measured here at {self.measured}; passes: {share.origin}",
+                origin=f"{names} measured here at {self.measured}; passes: {share.origin}",
             ),
             calibrated=True,
             origin=f"{device.origin}; calibrated here",
         )
+
+    def connected(self, network: Network) -> Network:
+        """The network with the measured latency inside a node."""
+        return replace(network, link_latency_s=self.link.latency_s) if self.link else network
 
 
 class _Stored(Struct):
@@ -100,13 +115,17 @@ def stored(device: str, work: Work) -> Calibration | None:
 
 
 def measure(work: Work, batch: int, say: Say) -> Calibration:
-    """Measure the GPU at hand and store it."""
+    """Measure the GPU at hand, and messages where there are two, and store it."""
     import torch
 
     if not torch.cuda.is_available():
         raise MachineError("--calibrate measures a GPU, and this machine has none", fix="leave --calibrate out")
-    say(f"calibrating {torch.cuda.get_device_name()}: product, attention, copy and operator calls")
+    several = torch.cuda.device_count() > 1
+    messages = "messages between two" if several else "no messages: this host has one GPU"
+    say(f"calibrating {torch.cuda.get_device_name()}: product, attention, copy, operator calls; {messages}")
     rates = _of_gpu(work, batch)
+    if several:
+        rates = replace(rates, link=links.measure(DEVICE))
     _store(rates, work, say)
     return rates
 
@@ -234,27 +253,38 @@ def call_seconds() -> float:
     calls, over the operators that plans count in it."""
     import torch
 
-    from ..data.batch import ClickBatch, JaggedFeatures
-    from ..models.config import DLRMConfig
-    from ..models.dlrm import DLRM
-    from ..train.optim import AdamW
-
-    config = DLRMConfig(features=("user", "item"), rows=(1000, 2000), dim=8, bottom=(2, 16, 8), top=(64, 32, 1))
-    model = DLRM(config, seed=0).to(DEVICE)
-    optimizer = AdamW([(list(model.parameters()), 0.0)])
-    ids_FB = torch.arange(2 * CALL_SAMPLES, device=DEVICE).view(2, CALL_SAMPLES)
-    dense_BD, labels_B = torch.ones(CALL_SAMPLES, 2, device=DEVICE), torch.ones(CALL_SAMPLES, device=DEVICE)
-    batch = ClickBatch(dense_BD, JaggedFeatures.from_ids(config.features, ids_FB), labels_B)
+    step = eager_step(DEVICE)
     readings = []
     for _ in range(1 + CALL_READINGS):
         began = perf_counter()
         for _ in range(CALL_STEPS):
-            model.loss(batch).backward()
-            optimizer.step(1e-3)
-        float(labels_B[0])  # Waits for the GPU.
+            step()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
         readings.append((perf_counter() - began) / CALL_STEPS)
-    layers = len(config.bottom) + len(config.top_widths) - 2
+    layers = len(SMALL_DLRM.bottom) + len(SMALL_DLRM.top_widths) - 2
     return median(readings[1:]) / (CALLS + CALLS_PER_LAYER * layers)
+
+
+def eager_step(device: str) -> Callable[[], None]:
+    """A step of a small DLRM whose operators are called one by one."""
+    import torch
+
+    from ..data.batch import ClickBatch, JaggedFeatures
+    from ..models.dlrm import DLRM
+    from ..train.optim import AdamW
+
+    model = DLRM(SMALL_DLRM, seed=0).to(device)
+    optimizer = AdamW([(list(model.parameters()), 0.0)])
+    ids_FB = torch.arange(2 * CALL_SAMPLES, device=device).view(2, CALL_SAMPLES)
+    dense_BD, labels_B = torch.ones(CALL_SAMPLES, 2, device=device), torch.ones(CALL_SAMPLES, device=device)
+    batch = ClickBatch(dense_BD, JaggedFeatures.from_ids(SMALL_DLRM.features, ids_FB), labels_B)
+
+    def step() -> None:
+        model.loss(batch).backward()
+        optimizer.step(1e-3)
+
+    return step
 
 
 def _attention_rates(work: Work, scale: float, batch: int, dtype: torch.dtype, ns_of: Timer) -> tuple[float, float]:

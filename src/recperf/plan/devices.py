@@ -141,6 +141,8 @@ class Device:
     """Bandwidth from host memory, one direction."""
     efficiency: Efficiency = field(default_factory=Efficiency)
     """Shares of these rates that the kernels of a step reach."""
+    late: float = 0.0
+    """Share of their own time for which two ranks with equal work wait for the later one, where that was measured."""
     calibrated: bool = False
     """Products, attention and copies of recperf were timed on this device."""
     origin: str = "stated in the file"
@@ -156,6 +158,7 @@ class Device:
         for name in ("call_s", "kernel_s"):
             within(0.0, getattr(self, name), 60.0, f"device.{name}")
         within(1, self.threads, 1 << 32, "device.threads")
+        within(0.0, self.late, 10.0, "device.late")
 
     def product_rate(self, precision: str) -> float:
         """FLOP/s of the matrix products of a step."""

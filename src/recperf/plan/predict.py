@@ -20,7 +20,7 @@ from ..measure.cost import FLOAT, INDEX, Cost
 from ..measure.spans import phase_of
 from .devices import NEAREST, NETWORKS, TERA, Device, Network, all_reduce, all_to_all, node_count
 from .memory import Memory, memory_of, moved_R
-from .sharding import Parallelism, PlacedTable, copied_numbers, largest_share, place
+from .sharding import Parallelism, PlacedTable, copied_numbers, largest_share, later, place
 from .skew import Skew, even
 from .work import PlannedWorkload, Work
 
@@ -37,6 +37,7 @@ PARTS = {
     "rows all-to-all": "rows to the ranks that requested them",
     "dense forward": "forward pass of the dense layers",
     "dense backward": "backward pass of the dense layers",
+    "late ranks": "ranks wait for the slowest of them",
     "all-reduce": "sum of dense gradients",
     "gradients all-to-all": "gradients of rows to their owners",
     "table update": "owners update the rows",
@@ -132,7 +133,7 @@ def predict(
     by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
     nodes = node_count(ranks, network)
     low, high = error_band(device, ranks, min(1.0, by_host / seconds), nodes=nodes)
-    shares = limit_shares(work, device, batch, left, uneven)
+    shares = limit_shares(work, device, batch, left)
     return Prediction(
         ranks=ranks,
         rank_batch=batch,
@@ -171,8 +172,7 @@ def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, ahead: bool
     left = dict(parts)
     if parallelism.overlapped:
         left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
-    computed = sum(parts[name] for name in PARTS if name.startswith(("dense", "lookup", "table")))
-    left["calls"] = max(0.0, parts["calls"] - computed)
+    left["calls"] = max(0.0, parts["calls"] - _computed(parts))
     if parallelism.pipelined and ahead:
         early = parts["input"] + parts["transfer"] + parts["ids all-to-all"]
         waited = max(0.0, early - (sum(left.values()) - early))
@@ -183,9 +183,7 @@ def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, ahead: bool
     return left
 
 
-def limit_shares(
-    work: Work, device: Device, batch: int, left: Mapping[str, float], uneven: float = 1.0
-) -> dict[str, float]:
+def limit_shares(work: Work, device: Device, batch: int, left: Mapping[str, float]) -> dict[str, float]:
     """Share of the step by limit: FLOPs are computing, passes over memory are bandwidth."""
     seconds = dict.fromkeys(LIMITS, 0.0)
     for name, time in left.items():
@@ -199,8 +197,8 @@ def limit_shares(
             seconds["communication"] += time
     for name, cost in work.parts(batch).items():
         flops, moved = _seconds_of(name, cost, work, device)
-        seconds["compute"] += uneven * flops
-        seconds["bandwidth"] += uneven * moved
+        seconds["compute"] += flops
+        seconds["bandwidth"] += moved
     whole = sum(seconds.values()) or 1.0
     return {limit: time / whole for limit, time in seconds.items()}
 
@@ -255,16 +253,26 @@ def _seconds(
     ranks = len(placed[0].width_R)
     kernels = _graph_kernels(work, device, batch, ranks)
     seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+    if all(one.kind == "data-parallel" for one in placed):
+        # Every rank has all rows: ranks ask each other for nothing.
+        seconds |= {name: 0.0 for name in seconds if name.endswith("all-to-all")}
     seconds |= {
         "input": batch * work.prepare_s,
         "transfer": work.input_bytes(batch) / device.host_bytes_per_s,
-        "dense forward": uneven * (sum(dense.values()) - backward - update),
-        "dense backward": uneven * backward,
+        "dense forward": sum(dense.values()) - backward - update,
+        "dense backward": backward,
         "dense update": update,
         "calls": kernels * device.kernel_s if kernels else _calls(work, ranks) * device.call_s,
         "all-reduce": all_reduce(FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network),
     }
+    # Ranks are late because they have more work than others, and because equal work does not take equally long.
+    own = max(_computed(seconds), seconds["calls"])
+    seconds["late ranks"] = (uneven - 1) * (sum(dense.values()) - update) + device.late * later(ranks, 2) * own
     return {name: seconds[name] for name in PARTS}
+
+
+def _computed(parts: Mapping[str, float]) -> float:
+    return sum(seconds for name, seconds in parts.items() if name.startswith(("dense", "lookup", "table")))
 
 
 def _table_bytes_R(

@@ -148,7 +148,10 @@ def _drawn_share(
     drawn = max(1, min(ranks, DRAWN // batch))
     lengths_B = np.random.default_rng(0).choice(np.asarray(lengths), size=drawn * batch)
     work_B = sample_work(lengths_B)
-    # The largest of many ranks is further from the mean than the largest of those drawn.
-    beyond = math.sqrt(math.log(1 + ranks) / math.log(1 + drawn))
     parts = balance.deal(work_B, drawn) if balanced else balance.stride(len(work_B), drawn)
-    return Share(*(1 + beyond * (balance.imbalance(of_B, parts) - 1) for of_B in (work_B, lengths_B)))
+    return Share(*(1 + later(ranks, drawn) * (balance.imbalance(of_B, parts) - 1) for of_B in (work_B, lengths_B)))
+
+
+def later(ranks: int, seen: int) -> float:
+    """How much further the last of so many ranks is from the mean than the last of those that were seen."""
+    return math.sqrt(math.log(1 + ranks) / math.log(1 + seen)) if ranks > 1 else 0.0
