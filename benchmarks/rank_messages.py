@@ -37,9 +37,8 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=3, help="profiles of each workload")
     parser.add_argument("--dry", action="store_true", help="print, store no rows")
     options = parser.parse_args()
-    rows = []
     for workload in options.workloads:
-        links, waits = [asdict(link.measure("cpu"))], []
+        rows, links, waits = [], [asdict(link.measure("cpu"))], []
         for _ in range(options.times):
             waits.append(profiled(workload))
             links.append(asdict(link.measure("cpu")))
@@ -51,8 +50,8 @@ def main() -> int:
             }
             rows.append(row(NAME, workload, metric, "ms", [one[metric] for one in waits], conditions))
             print(show(rows[-1]), flush=True)
-    if not options.dry:
-        print(f"rows appended to {record(rows)}", file=sys.stderr)
+        if not options.dry:
+            print(f"rows appended to {record(rows)}", file=sys.stderr)
     return 0
 
 
