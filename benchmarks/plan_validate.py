@@ -78,7 +78,8 @@ FITTED = ("shared encoders, candidate only", "neither")
 
 def entries_of(name: str, metric: str = "") -> list[dict[str, Any]]:
     """Stored rows of a benchmark, the oldest first."""
-    rows = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    path = RESULTS / f"{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [entry for entry in rows if metric in ("", entry["metric"])]
 
 

@@ -23,10 +23,9 @@ from ..errors import MachineError, RecperfError
 from ..files import make_folder, write_json
 from ..jsonfile import Struct, read_sealed, sealed
 from ..machine import fingerprint, host_facts
-from ..models.config import DLRMConfig
 from . import link as links
 from .devices import KNOWN, Attention, Device, Network, Rates
-from .link import Link
+from .link import SMALL_DLRM, Link, eager_step
 from .work import CALLS, CALLS_PER_LAYER, Work
 
 if TYPE_CHECKING:
@@ -41,10 +40,8 @@ SAME_MEMORY = 0.05
 """A GPU whose memory differs from that of the known one by a larger share is another one."""
 COPIED = 2 << 30
 """Bytes of the buffer that is copied."""
-CALL_SAMPLES, CALL_STEPS, CALL_READINGS = 64, 50, 5
-"""Samples of a step whose calls are timed, steps of a reading, and readings after a first one that warms up."""
-SMALL_DLRM = DLRMConfig(features=("user", "item"), rows=(1000, 2000), dim=8, bottom=(2, 16, 8), top=(64, 32, 1))
-"""Model of that step."""
+CALL_STEPS, CALL_READINGS = 50, 5
+"""Steps of a reading of how fast operators are called, and readings after a first one that warms up."""
 DEVICE = "cuda"
 Say = Callable[[str], None]
 Timer = Callable[[Callable[[], object]], float]
@@ -264,27 +261,6 @@ def call_seconds() -> float:
         readings.append((perf_counter() - began) / CALL_STEPS)
     layers = len(SMALL_DLRM.bottom) + len(SMALL_DLRM.top_widths) - 2
     return median(readings[1:]) / (CALLS + CALLS_PER_LAYER * layers)
-
-
-def eager_step(device: str) -> Callable[[], None]:
-    """A step of a small DLRM whose operators are called one by one."""
-    import torch
-
-    from ..data.batch import ClickBatch, JaggedFeatures
-    from ..models.dlrm import DLRM
-    from ..train.optim import AdamW
-
-    model = DLRM(SMALL_DLRM, seed=0).to(device)
-    optimizer = AdamW([(list(model.parameters()), 0.0)])
-    ids_FB = torch.arange(2 * CALL_SAMPLES, device=device).view(2, CALL_SAMPLES)
-    dense_BD, labels_B = torch.ones(CALL_SAMPLES, 2, device=device), torch.ones(CALL_SAMPLES, device=device)
-    batch = ClickBatch(dense_BD, JaggedFeatures.from_ids(SMALL_DLRM.features, ids_FB), labels_B)
-
-    def step() -> None:
-        model.loss(batch).backward()
-        optimizer.step(1e-3)
-
-    return step
 
 
 def _attention_rates(work: Work, scale: float, batch: int, dtype: torch.dtype, ns_of: Timer) -> tuple[float, float]:

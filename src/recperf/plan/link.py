@@ -16,11 +16,15 @@ from ..config import within
 from ..distributed.launch import LOCAL
 from ..distributed.ranks import Ranks
 from ..folders import temporary_folder
+from ..models.config import DLRMConfig
 
 SMALL, LARGE = 16, 8 << 20
 """Bytes of the messages that latency and bandwidth are measured with."""
 WARM_UP, READINGS = 20, 100
 TIMEOUT_S = 120.0
+SMALL_DLRM = DLRMConfig(features=("user", "item"), rows=(1000, 2000), dim=8, bottom=(2, 16, 8), top=(64, 32, 1))
+SAMPLES = 64
+"""Model and samples of a step whose kernels take less time than their calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +67,30 @@ def measure(device: str) -> Link:
                 os.environ[name] = value
 
 
+def eager_step(device: str) -> Callable[[], None]:
+    """A step of a small DLRM whose operators are called one by one."""
+    import torch
+
+    from ..data.batch import ClickBatch, JaggedFeatures
+    from ..models.dlrm import DLRM
+    from ..train.optim import AdamW
+
+    model = DLRM(SMALL_DLRM, seed=0).to(device)
+    optimizer = AdamW([(list(model.parameters()), 0.0)])
+    ids_FB = torch.arange(2 * SAMPLES, device=device).view(2, SAMPLES)
+    dense_BD, labels_B = torch.ones(SAMPLES, 2, device=device), torch.ones(SAMPLES, device=device)
+    batch = ClickBatch(dense_BD, JaggedFeatures.from_ids(SMALL_DLRM.features, ids_FB), labels_B)
+
+    def step() -> None:
+        model.loss(batch).backward()
+        optimizer.step(1e-3)
+
+    return step
+
+
 def _rank(number: int, device: str, meeting: str, results: Any) -> None:
     import torch
     from torch import distributed
-
-    from .calibrate import eager_step
 
     torch.set_num_threads(1)
     world = Ranks(rank=number, size=2, local_rank=number, local_size=2)
