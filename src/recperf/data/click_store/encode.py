@@ -238,8 +238,7 @@ def selection(
         name = f"f{index}"
         selected[name] = name
         if one.kind == "numeric":
-            value = sql.number(column, kind, trimmed=trimmed)
-            texts[name] = f"(CASE WHEN abs({value}) > {LARGEST} THEN sign({value}) * {LARGEST} ELSE {value} END)::FLOAT"
+            texts[name] = sql.number(column, kind, trimmed=trimmed)
         elif one.kind == "multi":
             texts[name] = sql.categories(column, kind, columns.separator, trimmed=trimmed)
             selected[name] = sql.keys(name, one.values)
@@ -255,14 +254,15 @@ def stored_arrays(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]
     for index, (one, vocabulary) in enumerate(columns.features):
         column = table[f"f{index}"].combine_chunks()
         if one.kind == "numeric":
-            dense.append(column.fill_null(np.nan).to_numpy(zero_copy_only=False))
+            numbers = column.fill_null(np.nan).to_numpy(zero_copy_only=False)
+            dense.append(np.clip(numbers, -LARGEST, LARGEST).astype(np.float32))
         elif one.kind == "multi":
             ids.append(vocabulary.slots(column, one.slots))
         else:
             ids.append(vocabulary.codes(column)[:, None])
     rows = len(table)
     return {
-        "dense": np.stack(dense, 1).astype(np.float32) if dense else np.zeros((rows, 0), np.float32),
+        "dense": np.stack(dense, 1) if dense else np.zeros((rows, 0), np.float32),
         "ids": np.concatenate(ids, 1) if ids else np.zeros((rows, 0), np.int32),
     }
 

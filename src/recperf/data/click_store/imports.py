@@ -177,20 +177,17 @@ class _Build:
             self._require(wrong, column, f"column {name!r}", ", not a number", fix)
         self.connection.execute("DELETE FROM raw WHERE rowid IN (FROM left_out)")
         self.rows = self._count()
-        first_and_last = f"min({time}), max({time})" if time else "NULL, NULL"
-        positives, first, last = self._row(f"sum({label}), {first_and_last} FROM raw")
-        self._require_both_labels(positives, threshold)
         manifest = Manifest(
             format=FORMAT,
             version=VERSION,
             name=self.options.name,
             rows=self.rows,
-            positives=int(positives),
+            positives=0,
             label=Label(self.columns.name(self.columns.label), threshold, [*self.options.positives]),
             columns=[self._feature(at) for at in features],
             separator=self.separator,
             **roles,
-            times=(first, last) if time else None,
+            times=None,
             left_out=self.columns.left_out,
             min_count=self.options.min_count,
             scale="log",
@@ -202,6 +199,7 @@ class _Build:
             split_note="",
         )
         manifest.parts = (self._write(manifest, {"label": label} | ({"time": time} if time else {}), progress),)
+        self._require_both_labels(manifest.positives, threshold)
         values = as_json(manifest)
         decide = json.dumps([values[name] for name in _DECIDE], sort_keys=True)
         manifest.digest = hashlib.sha256(decide.encode()).hexdigest()
@@ -262,32 +260,32 @@ class _Build:
         """Facts about a feature; of a categorical one the vocabulary is written."""
         (column, kind, name), how = self._column(at), self.columns.features[at]
         if how == "numeric":
-            value = sql.number(column, kind, trimmed=True)
-            missing, least, most = self._row(f"count(*) - count({value}), min({value}), max({value}) FROM raw")
-            return ColumnFacts(name=name, kind=how, missing=missing, least=least, most=most)
+            return ColumnFacts(name=name, kind=how, missing=0)
         facts = ColumnFacts(name=name, kind=how, missing=0, slots=1)
         try:
             values = require_categories(self.connection, "raw", facts, column, kind)
         except DataError as error:
             raise self._bad(error.what, error.fix or "") from None
-        text = sql.category(column, kind, trimmed=True)
-        texts = sql.categories(column, kind, self.separator, trimmed=True)
-        each = f"unnest({texts})" if how == "multi" else text
-        seen = f"(SELECT * FROM (SELECT {each} AS value FROM raw) WHERE value IS NOT NULL)"
+        # There are far fewer different texts than rows.
+        query = f"SELECT {column} AS text, count(*) AS count FROM raw GROUP BY text"
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE texts AS {query}")
+        one = sql.category("text", kind, trimmed=True)
+        several = sql.categories("text", kind, self.separator, trimmed=True)
+        each = f"SELECT {f'unnest({several})' if how == 'multi' else one} AS value, count FROM texts"
         if not self.options.hash:
-            self._require_room(name, self._row(f"approx_count_distinct(value) FROM {seen}")[0])
-            query = f"SELECT value, count(*) AS count FROM {seen} GROUP BY value"
-            self.connection.execute(f"CREATE OR REPLACE TEMP TABLE seen AS {query}")
-            seen = "seen"
-        values = sql.values_in(self.connection, seen) if values == "text" else values
+            self._require_room(name, self._row(f"approx_count_distinct(value) FROM ({each})")[0])
+        query = f"SELECT value, sum(count) AS count FROM ({each}) WHERE value IS NOT NULL GROUP BY value"
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE seen AS {query}")
+        values = sql.values_in(self.connection, "seen") if values == "text" else values
         if how == "multi":
             longest, cut, missing = self._row(
-                f"max(count), sum(greatest(0, count - {MOST_SLOTS})), sum((count = 0)::INT) "
-                f"FROM (SELECT len({sql.keys('texts', values)}) AS count FROM (SELECT {texts} AS texts FROM raw))"
+                f"max(length), sum(greatest(0, length - {MOST_SLOTS}) * count), sum((length = 0)::INT * count) FROM "
+                f"(SELECT len({sql.keys('several', values)}) AS length, count FROM "
+                f"(SELECT {several} AS several, count FROM texts))"
             )
             facts = replace(facts, slots=max(1, min(MOST_SLOTS, longest)), cut=int(cut))
         else:
-            missing = self._row(f"count(*) - count({text}) FROM raw")[0]
+            missing = self._row(f"coalesce(sum(count), 0) FROM texts WHERE {one} IS NULL")[0]
         facts = replace(facts, values=values, missing=int(missing))
         if self.options.hash:
             return replace(facts, buckets=self._table_rows(at) - 2)
@@ -329,7 +327,9 @@ class _Build:
             done = 0
             for table in in_blocks(tables, at_once):
                 arrays = stored_arrays(columns, table) | {"labels": table["label"].to_numpy().astype(np.uint8)}
-                yield arrays | ({"times": table["time"].to_numpy().astype(np.int64)} if "time" in more else {})
+                arrays |= {"times": table["time"].to_numpy().astype(np.int64)} if "time" in more else {}
+                _describe(manifest, arrays)
+                yield arrays
                 done += len(table)
                 progress(done, self.rows)
 
@@ -354,6 +354,24 @@ class _Build:
 
     def _bad(self, what: str, fix: str) -> DataError:
         return DataError(what, where={"file": self.source.path}, fix=fix)
+
+
+def _describe(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
+    """Add what some rows contain to the description."""
+    manifest.positives += int(arrays["labels"].sum())
+    if "times" in arrays:
+        ends = int(arrays["times"].min()), int(arrays["times"].max())
+        first, last = manifest.times or ends
+        manifest.times = min(first, ends[0]), max(last, ends[1])
+    numbers = [place for place, one in enumerate(manifest.columns) if one.kind == "numeric"]
+    for place, values in zip(numbers, arrays["dense"].T):
+        one, there = manifest.columns[place], values[~np.isnan(values)]
+        one = manifest.columns[place] = replace(one, missing=one.missing + len(values) - len(there))
+        if len(there):
+            least, most = float(there.min()), float(there.max())
+            if one.least is not None and one.most is not None:
+                least, most = min(least, one.least), max(most, one.most)
+            manifest.columns[place] = replace(one, least=least, most=most)
 
 
 def _per_second(time: float) -> int:

@@ -52,7 +52,7 @@ def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows,
                 columns = {role: f"f{at}" for at, role in enumerate(source.columns)}
                 for role, column in columns.items():
                     if not trimmed and kinds.get(column, "VARCHAR") == "VARCHAR":
-                        columns[role] = f"nullif({stripped(column)}, '')"
+                        columns[role] = stripped(column)
                 selected = ", ".join(f'{value} AS "{role}"' for role, value in columns.items())
                 connection.execute(f"{into} SELECT {selected} FROM {rows}")
             except (duckdb.NotImplementedException, duckdb.InvalidInputException) as error:

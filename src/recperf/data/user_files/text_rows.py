@@ -24,8 +24,8 @@ from ...jsonfile import Struct
 from ...stop import poll
 from .source import BOM, LONGEST_LINE, READ_ERRORS, HashedFile, Source, bad_file, unreadable
 
-BLOCK = 4 << 20
-"""Bytes of text that are read at once."""
+BLOCK = 12 << 20
+"""Bytes of text that are read at once: DuckDB is faster with more rows than its row groups have, 122,880."""
 NOT_UTF8 = " is not UTF-8 text", "convert it to UTF-8"
 _LISTED = 20
 """Bad rows that a description of an import lists."""

@@ -34,7 +34,8 @@ MISSING: Final = (
     "#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null",
 )  # fmt: skip
 """How programs write a missing value; taken for an id, all users without one would become one user."""
-NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+NUMBER: Final = r"[+-]?([0-9]{1,200}\.?[0-9]*|\.[0-9]+)([eE]([+]?0*[0-9]{1,2}|-[0-9]+))?"
+"""A number as text; all of these are finite."""
 TIME_UNITS: Final = {
     "s": ("seconds", 1),
     "ms": ("milliseconds", 1_000),
@@ -122,10 +123,10 @@ def present(name: str, kind: str, *, trimmed: bool) -> str:
 
 
 def stripped(name: str) -> str:
-    """SQL for text without the whitespace around it."""
+    """SQL for text without the whitespace around it, NULL where nothing is left."""
     # Most values begin and end with printable ASCII; testing for that is far faster than trimming.
     ends = f"{name} BETWEEN '!' AND '~' AND right({name}, 1) BETWEEN '!' AND '~'"
-    return f"CASE WHEN {ends} THEN {name} ELSE trim({name}, {literal(_WHITESPACE)}) END"
+    return f"CASE WHEN {ends} THEN {name} ELSE nullif(trim({name}, {literal(_WHITESPACE)}), '') END"
 
 
 def category(name: str, kind: str, *, trimmed: bool = False) -> str:
@@ -182,7 +183,7 @@ def is_value(text: str, values: Values) -> str:
     """SQL for whether a category denotes a number or a boolean."""
     if values == "boolean":
         return f"lower({text}) IN ('true', 'false')"
-    return f"(regexp_full_match({text}, '{NUMBER}') AND isfinite(TRY_CAST({text} AS DOUBLE)))"
+    return f"regexp_full_match({text}, '{NUMBER}')"
 
 
 def values_in(connection: Any, table: str) -> Values:
@@ -206,12 +207,10 @@ def number(name: str, kind: str, *, trimmed: bool = False) -> str:
     """SQL for a finite number, or NULL."""
     if is_text(kind):
         text = name if trimmed else present(name, kind, trimmed=False)
-        value = f"CASE WHEN regexp_full_match({text}, '{NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
-    elif is_number(kind):
-        value = f"{name}::DOUBLE"
-    else:
-        return "NULL::DOUBLE"
-    return f"CASE WHEN isfinite({value}) THEN {value} END"
+        return f"CASE WHEN regexp_full_match({text}, '{NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
+    if kind in _WHOLE:
+        return f"CASE WHEN isfinite({name}) THEN {name}::DOUBLE END"
+    return f"{name}::DOUBLE" if is_number(kind) else "NULL::DOUBLE"
 
 
 def no_number(name: str, kind: str, *, trimmed: bool = False) -> str:
