@@ -14,14 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import convert, structs
 from torch import Tensor
 
 from ..distributed.ranks import Ranks
 from ..errors import DataError
-from ..jsonfile import sealed
+from ..jsonfile import require, sealed
 from ..runs.derive import LEAKED_AUC, few_rows
 from ..runs.record import Run
-from ..runs.result import Baselines
+from ..runs.result import Baselines, CalibrationBin
+from ..runs.schemas import (
+    RankingFacts,
+    SampledRanking,
+    SampledScores,
+    SampledUsers,
+    SavedScores,
+    SegmentFacts,
+    StrongestFeature,
+)
 from ..stop import poll
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
 from ..train.ranking import (
@@ -61,14 +71,16 @@ class Assessment:
         if text := few_rows(prepared.data["valid_rows"]):
             notice(text)
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> SavedScores | None:
         """What the run has so far. No checkpoint has a digest of it, so it has one of itself."""
-        scores: dict[str, Any] | None = self.run.read(FILE)
-        seal = scores.pop("seal", None) if scores else None
-        if scores is not None and sealed(scores)["seal"] != seal:
+        value: dict[str, Any] | None = self.run.read(FILE)
+        if value is None:
+            return None
+        seal = value.pop("seal", None)
+        if sealed(value)["seal"] != seal:
             what = f"{FILE} is damaged: it was changed after it was written"
             raise DataError(what, where={"folder": self.run.folder}, fix="start a new run")
-        return scores
+        return require(value, SavedScores, self.run.folder / FILE, what="is damaged", fix="start a new run")
 
     def baselines(self) -> dict[str, Any]:
         """Metrics of the baselines, from baselines.json where it exists. All ranks ask together."""
@@ -82,39 +94,38 @@ class Assessment:
                 self.run.write("baselines.json", metrics)
         return dict(metrics)
 
-    def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], SavedScores]:
         rows, logits = self.prepared.scored_rows(), self.prepared.baseline_logits()
         if metrics is None:
             metrics = {name: binary_metrics(logits_N, rows.labels_N) for name, logits_N in logits.items()}
         assessed = self._assessed
-        facts = assessed.facts()
-        seeds = self._earlier_seeds(facts)
-        scores: dict[str, Any] = {"rows": len(rows.labels_N), "baselines": {}, "seeds": seeds, **facts}
+        scores = assessed.facts()
+        scores.seeds = self._earlier_seeds(scores)
         if assessed.resampling:
-            scores["baselines"] = {name: assessed.sampled(logits_N, rows.labels_N) for name, logits_N in logits.items()}
-        if isinstance(assessed.ranked, RankedRows):
-            scores["ranking"]["baselines"] = {
+            scores.baselines = {name: assessed.sampled(logits_N, rows.labels_N) for name, logits_N in logits.items()}
+        if scores.ranking:
+            scores.ranking.baselines = {
                 name: assessed.ranks(scorer, predicts_labels=name not in COUNTS)
                 for name, scorer in self.prepared.baseline_scorers().items()
             }
         return metrics, scores
 
-    def _earlier_seeds(self, facts: dict[str, Any]) -> dict[str, Any]:
+    def _earlier_seeds(self, facts: SavedScores) -> dict[str, SampledScores]:
         """Seeds that an earlier process trained, without what has another meaning since the rows changed."""
         if self._earlier is None:
             return {}
         changed: dict[str, Any] = {}
-        if self._earlier["segments"] != facts["segments"]:
+        if self._earlier.segments != facts.segments:
             changed["segments"] = {}
         if not _same_ranking(self._earlier, facts):
             changed["ranking"] = None
-        return {seed: {**row, **changed} for seed, row in self._earlier["seeds"].items()}
+        return {seed: structs.replace(row, **changed) for seed, row in self._earlier.seeds.items()}
 
     def _outdated(self) -> bool:
         """Whether no scores exist, or those of another ranking, and no seed has been ranked yet."""
         if self._earlier is None:
             return True
-        return not self._earlier["seeds"] and not _same_ranking(self._earlier, self._assessed.facts())
+        return not self._earlier.seeds and not _same_ranking(self._earlier, self._assessed.facts())
 
     @cached_property
     def _assessed(self) -> AssessedRows:
@@ -138,11 +149,10 @@ class Assessment:
         if config.train.max_steps:
             trained = min(trained, config.train.max_steps * config.train.batch_size)
         ranking = config.ranking
-        if earlier and earlier["seeds"] and earlier["rows_digest"] == rows_digest(rows):
-            if reason := earlier.get("not_ranked"):
-                return str(reason)
-            facts = earlier["ranking"]
-            ranking = RankingConfig(users=facts["users"], negatives=facts["negatives"])
+        if earlier and earlier.seeds and earlier.rows_digest == rows_digest(rows):
+            if earlier.ranking is None:
+                return earlier.not_ranked or ""
+            ranking = RankingConfig(users=earlier.ranking.users, negatives=earlier.ranking.negatives)
         return RankedRows.choose(ranking, trained, rows, catalogue)
 
     def trained(self, seed: int, trial: Trial, predictions: Predictions) -> None:
@@ -150,33 +160,30 @@ class Assessment:
         self.baselines()
         self._earlier = scores = self._read()
         assert scores is not None
-        recorded = self.world.on_leader(lambda: self._trained(trial, predictions))
+        recorded: SampledScores | None = self.world.on_leader(lambda: self._trained(trial, predictions))
         if recorded is None:
             return
-        scores["seeds"][str(seed)] = recorded
-        if (recorded["auc"] or 0.0) > LEAKED_AUC and "strongest_feature" not in scores:
+        scores.seeds[str(seed)] = recorded
+        if (recorded.auc or 0.0) > LEAKED_AUC and scores.strongest_feature is None:
             strongest = self.prepared.strongest_feature()
-            if strongest:
-                scores["strongest_feature"] = {"name": strongest[0], "auc": strongest[1]}
+            scores.strongest_feature = StrongestFeature(*strongest) if strongest else None
         self.run.write(FILE, sealed(scores))
 
     @torch.no_grad()
-    def _trained(self, trial: Trial, predictions: Predictions) -> dict[str, Any] | None:
+    def _trained(self, trial: Trial, predictions: Predictions) -> SampledScores | None:
         rows = ScoredRows(predictions.labels_N, predictions.users_N, predictions.items_N)
         if len(rows.labels_N) > MOST_ROWS:
             return None
         assessed, digest = self._assessed, rows_digest(rows)
         if digest != assessed.digest:
             assessed = AssessedRows(rows, None, "")
-        recorded = {
-            **assessed.sampled(predictions.logits_N, rows.labels_N),
-            "rows_digest": digest,
-            "calibration": reliability(predictions.logits_N, rows.labels_N),
-        }
+        recorded = assessed.sampled(predictions.logits_N, rows.labels_N)
+        recorded.rows_digest = digest
+        recorded.calibration = convert(reliability(predictions.logits_N, rows.labels_N), tuple[CalibrationBin, ...])
         if isinstance(assessed.ranked, RankedRows):
             trial.recipe.model.train(False)
-            recorded["ranking"] = assessed.ranks(trial.candidate_logits, predicts_labels=True)
-            recorded["ranking"]["lists"] = assessed.ranked.lists(trial.candidate_logits)
+            recorded.ranking = assessed.ranks(trial.candidate_logits, predicts_labels=True)
+            recorded.ranking.lists = assessed.ranked.lists(trial.candidate_logits)
         return recorded
 
 
@@ -215,24 +222,24 @@ class AssessedRows:
             rest_N &= ~inside_N
         return {**segments, "the_rest": (rest_N, 0)} if segments else {}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> SavedScores:
         """What scores.json says of the rows."""
-        resampling = self.resampling
+        resampling, rows = self.resampling, len(self.rows.labels_N)
         counted = {"new_users": self.catalogue.user_rows_are} if self.catalogue else {}
-        facts = {
-            "rows_digest": self.digest,
-            "by": resampling.by if resampling else "rows",
-            "units": resampling.units if resampling else len(self.rows.labels_N),
-            "segments": {
-                name: {"rows": int(inside_N.sum()), "at_most": bound, "counted": counted.get(name, "training rows")}
+        return SavedScores(
+            rows=rows,
+            rows_digest=self.digest,
+            by=resampling.by if resampling else "rows",
+            units=resampling.units if resampling else rows,
+            segments={
+                name: SegmentFacts(int(inside_N.sum()), bound, counted.get(name, "training rows"))
                 for name, (inside_N, bound) in self.segments.items()
             },
-        }
-        if isinstance(self.ranked, str):
-            return {**facts, "not_ranked": self.ranked}
-        return {**facts, "ranking": self.ranked.facts()}
+            ranking=None if isinstance(self.ranked, str) else self.ranked.facts(),
+            not_ranked=self.ranked if isinstance(self.ranked, str) else None,
+        )
 
-    def sampled(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, Any]:
+    def sampled(self, logits_N: Tensor, labels_N: Tensor) -> SampledScores:
         """The AUC, in each segment that has both classes, and in replicates; and how well the own rows of each user are
         ordered."""
         assert self.resampling is not None
@@ -241,24 +248,24 @@ class AssessedRows:
             inside_labels = labels_N[inside_N]
             if 0 < int(inside_labels.sum()) < len(inside_labels):
                 by_segment[name] = auc(logits_N[inside_N], inside_labels)
-        sampled = {
-            "auc": auc(logits_N, labels_N),
-            "auc_replicates": self.resampling.auc(logits_N, labels_N),
-            "probability_replicates": self.resampling.probabilities(logits_N, labels_N),
-            "segments": by_segment,
-        }
+        sampled = SampledScores(
+            auc=auc(logits_N, labels_N),
+            auc_replicates=self.resampling.auc(logits_N, labels_N),
+            probability_replicates=self.resampling.probabilities(logits_N, labels_N),
+            segments=by_segment,
+        )
         if self.rows.users_N is None:
             return sampled
         values, rows_U = within_users(logits_N, labels_N, self.rows.users_N)
         if len(rows_U):
-            sampled["within_users"] = {
-                "users": len(rows_U),
-                "metrics": {name: float(values_U.mean()) for name, values_U in values.items()},
-                "ndcg_replicates": self.resampling.mean(values[f"user_ndcg_{TOP}"], rows_U),
-            }
+            sampled.within_users = SampledUsers(
+                users=len(rows_U),
+                metrics={name: float(values_U.mean()) for name, values_U in values.items()},
+                ndcg_replicates=self.resampling.mean(values[f"user_ndcg_{TOP}"], rows_U),
+            )
         return sampled
 
-    def ranks(self, score: Scorer, *, predicts_labels: bool) -> dict[str, Any]:
+    def ranks(self, score: Scorer, *, predicts_labels: bool) -> SampledRanking:
         assert isinstance(self.ranked, RankedRows)
         assert self.resampling is not None
         segments = {name: inside for name, (inside, _) in self.segments.items()}
@@ -317,18 +324,18 @@ class RankedRows:
                 items_I = items_I[~torch.isin(items_I, self.catalogue.seen(row))]
             yield drawn(items_I, self.negatives, row) if self.negatives else items_I
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "users": len(self.rows_Q),
-            "catalogue": len(self.catalogue.items_I),
-            "negatives": self.negatives,
-            "repeats": self.repeats,
-            "meeting": self.meeting_is,
-        }
+    def facts(self) -> RankingFacts:
+        return RankingFacts(
+            users=len(self.rows_Q),
+            catalogue=len(self.catalogue.items_I),
+            negatives=self.negatives,
+            repeats=self.repeats,
+            meeting=self.meeting_is,
+        )
 
     def ranked(
         self, score: Scorer, resampling: Resampling, segments: dict[str, Tensor], *, predicts_labels: bool
-    ) -> dict[str, Any]:
+    ) -> SampledRanking:
         """Metrics, those of each segment of the scored rows, and replicates of the NDCG."""
         score = self._joint(score) if predicts_labels else score
         targets_Q = self.items_N[self.rows_Q]
@@ -355,23 +362,23 @@ class RankedRows:
 
 def recorded_gains(
     gain: dict[str, Tensor], resampling: Resampling, rows_Q: Tensor, segments: dict[str, Tensor]
-) -> dict[str, Any]:
+) -> SampledRanking:
     """What scores.json says of the gains of ranked rows: means, those of each segment, and replicates of the NDCG."""
     by_segment = {}
     for name, inside_N in segments.items():
         inside_Q = inside_N[rows_Q]
         if bool(inside_Q.any()):
             by_segment[name] = {metric: float(gain_Q[inside_Q].mean()) for metric, gain_Q in gain.items()}
-    return {
-        "metrics": {name: float(gain_Q.mean()) for name, gain_Q in gain.items()},
-        "segments": by_segment,
-        "ndcg_replicates": resampling.mean(gain[f"ndcg_{TOP}"], rows_Q),
-    }
+    return SampledRanking(
+        metrics={name: float(gain_Q.mean()) for name, gain_Q in gain.items()},
+        segments=by_segment,
+        ndcg_replicates=resampling.mean(gain[f"ndcg_{TOP}"], rows_Q),
+    )
 
 
-def _same_ranking(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same_ranking(one: SavedScores, other: SavedScores) -> bool:
     """Whether two scores rank the same rows among the same items, or rank nothing."""
-    first, second = ({**(scores.get("ranking") or {}), "baselines": None} for scores in (one, other))
+    first, second = (scores.ranking and structs.replace(scores.ranking, baselines={}) for scores in (one, other))
     return first == second
 
 

@@ -11,10 +11,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from ..distributed.ranks import Ranks
 from ..runs.record import Run
+from ..runs.schemas import RankingFacts, SampledRanking, SampledScores, SavedScores
 from ..train.metrics import Resampling
 from .quality import Assessment, recorded_gains, rows_digest
 from .workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
@@ -32,35 +34,30 @@ class RankedAssessment(Assessment):
     def _outdated(self) -> bool:
         return self._earlier is None
 
-    def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], SavedScores]:
         targets = self.targets
-        by_rule = {name: self._recorded(ranks_N) for name, ranks_N in targets.baseline_ranks().items()}
-        scores: dict[str, Any] = {
-            "rows": len(targets.users_N),
-            "rows_digest": self._digest,
-            "by": "users",
-            "units": len(targets.users_N),
-            "baselines": {},
-            "seeds": self._earlier["seeds"] if self._earlier else {},
-            "segments": {},
-            "ranking": {
-                "users": len(targets.users_N),
-                "catalogue": targets.catalogue,
-                "negatives": 0,
-                "repeats": targets.repeats,
-                "split": targets.split,
-                "baselines": by_rule,
-            },
-        }
-        return metrics or {name: recorded["metrics"] for name, recorded in by_rule.items()}, scores
+        users, by_rule = (
+            len(targets.users_N),
+            {name: self._recorded(ranks_N) for name, ranks_N in targets.baseline_ranks().items()},
+        )
+        ranking = RankingFacts(
+            users=users,
+            catalogue=targets.catalogue,
+            negatives=0,
+            repeats=targets.repeats,
+            split=targets.split,
+            baselines=by_rule,
+        )
+        seeds = self._earlier.seeds if self._earlier else {}
+        scores = SavedScores(users, self._digest, "users", users, seeds=seeds, ranking=ranking)
+        return metrics or {name: recorded.metrics for name, recorded in by_rule.items()}, scores
 
-    def _trained(self, trial: Trial, predictions: Predictions) -> dict[str, Any] | None:
+    def _trained(self, trial: Trial, predictions: Predictions) -> SampledScores | None:
         assert predictions.ranks_N is not None
-        unlabelled: dict[str, Any] = {"auc": None, "auc_replicates": [], "segments": {}}
-        ranking = {**self._recorded(predictions.ranks_N), "lists": dict(predictions.lists)}
-        return {**unlabelled, "rows_digest": self._digest, "ranking": ranking}
+        ranking = structs.replace(self._recorded(predictions.ranks_N), lists=dict(predictions.lists))
+        return SampledScores(rows_digest=self._digest, ranking=ranking)
 
-    def _recorded(self, ranks_N: Tensor) -> dict[str, Any]:
+    def _recorded(self, ranks_N: Tensor) -> SampledRanking:
         return recorded_gains(self.targets.gains(ranks_N), self._resampling, torch.arange(len(ranks_N)), {})
 
     @cached_property

@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import jsonfile
 from ..config import ConfigValues
 from ..errors import DataError, UsageError
 from ..jsonfile import Struct
 from ..measure.limits import TEXTS
-from ..measure.profile_records import SCHEMA, Profile, Trust
+from ..measure.profile_records import Profile, Trust
+from ..measure.records import StepProfile
 from . import step_report
 from .evidence import kind_of
 from .record import read_config
 from .report.compare import changed_fields
 from .report.formats import percent, printable
 from .report.step_sections import why_missing
-from .schemas import Machine, read_file, require_schema
+from .schemas import Machine, read_file
 
 GATED = ("parts", "regions")
 """The groups that are held to the gate, beside the step itself."""
@@ -35,8 +35,6 @@ GATED_SHARE = 0.05
 """A part smaller than this on both sides is not held to the gate."""
 NOTICED_SHARE = 0.01
 """A limit whose share is smaller on both sides is not shown."""
-LARGEST_MS = 1e12
-"""No step takes decades; a larger number means damage."""
 FEW_STEPS = 8
 """With fewer steps than this, the spread says little."""
 NO_SPREAD = 3
@@ -138,32 +136,17 @@ def load(path: Path) -> Side:
     if not file.exists():
         what, fix = "no profile there: profile.json is missing", "recperf profile WORKLOAD writes one"
         raise DataError(what, where={"file": file}, fix=f"{fix}, and so does recperf run")
-    content = jsonfile.read(file, named=not path.is_dir())
-    if isinstance(content, dict) and content.get("kind") == step_report.KIND:
-        return of_program(file)
-    return of_workload(file, content)
+    profile = step_report.load_any(file)
+    return of_workload(file, profile) if isinstance(profile, Profile) else of_program(file, profile)
 
 
-def of_workload(file: Path, content: Any) -> Side:
+def of_workload(file: Path, profile: Profile) -> Side:
     """A profile of recperf profile WORKLOAD or of recperf run."""
-    require_schema(file, content, SCHEMA)
-    what, fix = "is not a profile", "recperf profile WORKLOAD"
-    profile = jsonfile.require(content, Profile, file, what=what, fix=fix)
-    wrong = None if profile.components else "components is empty"
-    spreads = [("step_ms", profile.step_ms), *((f"components.{part.name}.ms", part.ms) for part in profile.components)]
-    for name, ms in spreads:
-        if not 0 <= ms.p20 <= ms.p50 <= ms.p80 <= LARGEST_MS:
-            wrong = wrong or f"p20, p50 and p80 of {printable(name)} are not times in rising order"
-    rows = profile.kernels.rows if profile.kernels else []
-    if any(not 0 <= value <= LARGEST_MS for row in rows for value in (row.count, row.total_ms)):
-        wrong = wrong or "kernels.rows has negative times or counts"
-    if wrong:
-        raise DataError(f"{file.name} {what}: {wrong}", where={"file": file}, fix=fix)
     workload, config, machine = _about(file.parent)
     absent, trust = why_missing(profile, "kernels"), profile.trust or Trust()
     step = _time(profile.step_ms)
     parts = {part.name: TimedPart(time=_time(part.ms), share=part.share) for part in profile.components}
-    named = [(row.name, row.total_ms, row.count) for row in rows]
+    named = [(row.name, row.total_ms, row.count) for row in (profile.kernels.rows if profile.kernels else [])]
     return Side(
         path=file,
         steps=profile.steps,
@@ -188,9 +171,8 @@ def of_workload(file: Path, content: Any) -> Side:
     )  # fmt: skip
 
 
-def of_program(file: Path) -> Side:
+def of_program(file: Path, profile: StepProfile) -> Side:
     """A profile of recperf profile --script or of the Python API, whose operators have no spread."""
-    profile = step_report.load(file)
     step = _time(profile.step_ms)
     named = [(row.name, row.ms, row.calls) for row in profile.operators]
     return Side(

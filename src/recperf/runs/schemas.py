@@ -79,7 +79,7 @@ class SavedState(Struct):
     seed: int
 
 
-class SampledRanking(Struct):
+class SampledRanking(Struct, omit_defaults=True):
     metrics: Metrics
     segments: dict[str, Metrics]
     ndcg_replicates: list[Number]
@@ -100,11 +100,11 @@ class SegmentFacts(Struct):
     counted: str = "training rows"
 
 
-class RankingFacts(Struct):
+class RankingFacts(Struct, omit_defaults=True):
     users: int
     catalogue: int
     negatives: int
-    baselines: dict[str, SampledRanking]
+    baselines: dict[str, SampledRanking] = field(default_factory=dict)
     repeats: bool | None = None
     """Whether items that a user already has compete."""
     meeting: str | None = None
@@ -113,13 +113,13 @@ class RankingFacts(Struct):
     """Of a workload that ranks held-out items: leave-one-out or time."""
 
 
-class SampledScores(Struct):
+class SampledScores(Struct, omit_defaults=True):
     """The quality of a baseline or of a trained seed, and of bootstrap replicates of the scored rows."""
 
-    auc: Number | None
+    auc: Number | None = None
     """None where nothing is labelled."""
-    auc_replicates: list[Number]
-    segments: Metrics
+    auc_replicates: list[Number] = field(default_factory=list)
+    segments: Metrics = field(default_factory=dict)
     """The AUC in segments of the rows."""
     probability_replicates: dict[str, list[Number]] = field(default_factory=dict)
     """Of the log loss and of the calibration error."""
@@ -135,8 +135,8 @@ class StrongestFeature(Struct):
     auc: Number
 
 
-class SavedScores(Struct):
-    """scores.json."""
+class SavedScores(Struct, omit_defaults=True):
+    """scores.json, with a digest of itself."""
 
     rows: int
     rows_digest: str
@@ -144,15 +144,13 @@ class SavedScores(Struct):
     """What the replicates draw: users or rows."""
     units: int
     """The number of users or rows."""
-    baselines: dict[str, SampledScores]
-    seeds: dict[str, SampledScores]
-    segments: dict[str, SegmentFacts]
+    baselines: dict[str, SampledScores] = field(default_factory=dict)
+    seeds: dict[str, SampledScores] = field(default_factory=dict)
+    segments: dict[str, SegmentFacts] = field(default_factory=dict)
     ranking: RankingFacts | None = None
     not_ranked: str | None = None
     """Why nothing was ranked."""
     strongest_feature: StrongestFeature | None = None
-    seal: str | None = None
-    """Digest of the other fields."""
 
 
 class Machine(Struct):
