@@ -15,10 +15,9 @@ from msgspec import convert
 from msgspec.structs import replace as replace_fields
 
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.execution import saving, training
+from recperf.execution import training
 from recperf.execution.execute import _start
-from recperf.execution.saving import in_background
-from recperf.execution.training import SeedTraining
+from recperf.execution.training import SeedTraining, in_background
 from recperf.measure.peaks.records import Figure, Peaks, Rates
 from recperf.measure.profile_records import Profile
 from recperf.ops import choice, mlp
@@ -53,16 +52,16 @@ class Weights:
 
 def test_paths_that_checkpoints_would_make_too_long_are_refused_before_training() -> None:
     run = Path("/".join(["y" * 199] * 20))
-    saving.checkpoint_folder(run, 42, steps=30)
+    training.checkpoint_folder(run, 42, steps=30)
     with pytest.raises(MachineError, match="the path is too long") as refused:
-        saving.checkpoint_folder(run / ("z" * 60), 42, steps=30)
+        training.checkpoint_folder(run / ("z" * 60), 42, steps=30)
     assert all(len(line) < 400 for line in refused.value.lines())
 
 
 def test_a_linked_folder_of_checkpoints_is_an_error_that_one_rank_prints(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(tmp_path)
     with pytest.raises(DataError, match="checkpoints is a link, which is not followed") as refused:
-        saving.checkpoint_folder(tmp_path, 42, steps=30)
+        training.checkpoint_folder(tmp_path, 42, steps=30)
     assert training.current().shared_error is refused.value
     training.current().shared_error = None
 
@@ -282,7 +281,7 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
 
 def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
     notices: list[str] = []
-    monkeypatch.setattr(saving, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(training, "available_bytes", lambda: 4 << 30)
     whole, more = (torch.empty(size, dtype=torch.uint8, device="meta") for size in (1 << 30, (1 << 30) + 1))
     assert in_background(TrainConfig(), whole, notices.append)
     assert not in_background(TrainConfig(checkpoint_background="off"), whole, notices.append)

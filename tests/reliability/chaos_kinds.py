@@ -16,7 +16,7 @@ from chaos_process import SOFT, Failure, Process, exit_code_of, judge
 from chaos_runs import CHECKPOINTS, QUIETLY, Kind, Subject, Try
 from mutations import damage, files_in
 
-from recperf import points
+from recperf import stop as points
 from recperf.runs.evidence import is_evidence
 from recperf.train.checkpoint import CheckpointStore
 
@@ -114,7 +114,7 @@ def moments(one: Try) -> str:
     for _ in range(one.draw.choice([1, 2, 3])):
         number, before = one.draw.choice([signal.SIGKILL, signal.SIGKILL, *SOFT]), logged_steps(one.run)
         if one.draw.random() < 0.5:
-            options = {"point": one.draw.choice(list(points.NAMES)), "nth": one.draw.randrange(1, 6), "number": number}
+            options = {"point": one.draw.choice(list(points.POINTS)), "nth": one.draw.randrange(1, 6), "number": number}
             process = one.start(subject.go_on(one.run), troubles=[("signal_at", options)])
         else:
             options = {
@@ -281,7 +281,7 @@ def full_run_folder(one: Try) -> str:
         elif limits == "calls":
             number = one.draw.choice([errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
             names = one.draw.choice([["write"], ["fsync"], ["mkdir"], ["replace"], ["write", "mkdir", "replace"]])
-            point = {"point": one.draw.choice(list(points.NAMES)), "nth": one.draw.randrange(1, 4)}
+            point = {"point": one.draw.choice(list(points.POINTS)), "nth": one.draw.randrange(1, 4)}
             troubles = [("refuse", {"functions": names, "number": number, **point})]
         if troubles:
             place = one.folder / "elsewhere" / "run"

@@ -24,7 +24,7 @@ from killable import Trouble
 from mutations import files_in
 from rank_hosts import LOOPBACK, free_port
 
-from recperf import points
+from recperf import stop as points
 
 GLOO, NCCL = "dlrm-v4 on 2 ranks", "dlrm-v4 on 2 ranks by NCCL"
 NAMES = (GLOO, NCCL)
@@ -184,7 +184,7 @@ def signals(one: Try, name: str) -> str:
 def kill_at_a_moment(one: Try, subject: Subject) -> None:
     """Kill one rank while it saves or evaluates: at a named moment, or inside a system call."""
     rank = one.draw.choice([0, 1])
-    place = {"point": one.draw.choice(list(points.NAMES))}
+    place = {"point": one.draw.choice(list(points.POINTS))}
     trouble: Trouble = ("signal_at", {**place, "nth": one.draw.choice([1, 2]), "number": signal.SIGKILL})
     if one.draw.random() < 0.5:
         place = {"function": one.draw.choice(["fsync", "replace", "write", "mkdir"])}

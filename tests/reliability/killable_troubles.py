@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from recperf import points
+from recperf import stop as points
 
 
 def _at(point: str, nth: int, act: Callable[[], None]) -> None:

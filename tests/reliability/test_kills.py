@@ -9,7 +9,7 @@ import pytest
 from killable import KILLED, Killable, home
 from tiny_v4 import MODEL, QUIETLY, STREAM, begin, continued, finish, outcome, own, resume, straight, straight_run
 
-from recperf import points
+from recperf import stop as points
 
 ASIDE = "save: damaged one set aside"
 
@@ -20,7 +20,7 @@ ASIDE = "save: damaged one set aside"
 def test_a_kill_at_every_named_moment(kind: str, tmp_path: Path) -> None:
     """One run, killed at each moment of a kind in turn; a moment that is never reached fails the test."""
     folder, mark = tmp_path / "run", tmp_path / "mark"
-    for name in points.NAMES:
+    for name in points.POINTS:
         if name.startswith(f"{kind}:") and name != ASIDE:
             process = continued(folder, ("kill_at", {"point": name, "nth": 1, "mark": str(mark)}))
             assert process.wait() == KILLED, f"no run reaches {name!r}\n{process.output}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from checkpoint_states import FILE, flip, state, store, value_of
 
-from recperf import points
+from recperf import stop as points
 from recperf.errors import DataError, MachineError
 from recperf.train import checkpoint_folder
 
@@ -101,7 +101,7 @@ class Death(BaseException):
     pass
 
 
-@pytest.mark.parametrize("name", [name for name in points.NAMES if name.startswith(("save: ", "prune: "))])
+@pytest.mark.parametrize("name", [name for name in points.POINTS if name.startswith(("save: ", "prune: "))])
 def test_a_stop_at_any_point_leaves_an_intact_state(tmp_path: Path, name: str, at_point: Any) -> None:
     checkpoints, _ = store(tmp_path, background=True, keep_last=2)
     for step in (10, 20):

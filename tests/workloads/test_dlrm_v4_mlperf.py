@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from recperf import points
+from recperf import stop as points
 from recperf.cli import main
 from recperf.data.yambda import synthesize
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
@@ -122,7 +122,7 @@ def test_the_log_of_several_ranks_states_what_they_send_and_the_share_of_each(
     config = replace(config, train=replace(config.train, device="cpu", batch_size=33))
     trial = PreparedHistories(config).trial(1)
     for ranks, sent, share in ((1, "fp32", 33), (4, "bfloat16", 9)):
-        for module in ("workloads.dlrm_v4.build", "execution.saving"):
+        for module in ("workloads.dlrm_v4.build", "execution.submission"):
             monkeypatch.setattr(f"recperf.{module}.current", lambda ranks=ranks: Ranks(0, ranks))
         facts = submission(trial, 1, cast(MLPerfLog, None)).facts
         logged = dict(facts.prologue(config.mlperf, "a laptop"))

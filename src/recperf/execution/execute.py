@@ -28,7 +28,6 @@ from ..runs.schemas import Change, Machine, Progress
 from ..stop import StopFlag, poll
 from ..train.device import applied
 from .quality import Assessment
-from .saving import open_log, require_same_ranks
 from .training import Job, Reporter
 from .workload import Prepared, Trial, Workload
 
@@ -61,10 +60,11 @@ def execute(
     poll()
     choice.forget_used()
     started = _start(run, curves.names if curves else ())
-    log = open_log(config, run.folder) if world.is_leader else None
-    require_same_ranks(config, log, run.folder)
-    if log:
-        log.begin()
+    log = None
+    if getattr(config, "mlperf", None) and config.mlperf.log:
+        from .submission import open_log
+
+        log = open_log(config, run.folder)
     prepared = workload.prepare(config)
     poll()
     settings = prepared.settings

@@ -19,7 +19,7 @@ from ..errors import DataError, MachineError
 from ..files import make_folder, sync_folder, writing
 from ..machine import available_bytes, out_of_memory
 from ..models.tiers.columns import TableColumns
-from ..points import reached
+from ..stop import reached
 from ..units import size
 from . import checkpoint_folder as folders
 from .checkpoint_state import Content, StateReader, Written

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ..errors import MachineError
 from ..files import digest_of, is_alive, open_regular, write_json
 from ..jsonfile import Count, Problem, Struct, as_json, content_of, decode, fit, load
-from ..points import reached
+from ..stop import reached
 
 FORMAT = 6
 MANIFEST = "manifest.json"

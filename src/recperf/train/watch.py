@@ -21,7 +21,7 @@ from ..errors import GateFailed, Interrupted, Stopped
 from ..measure.clocks import StepMarks, timing_event
 from ..measure.peaks.other_work import OtherWork
 from ..ops.arguments import raise_if_any
-from ..points import reached
+from ..stop import reached
 from .config import CHOOSING, chosen_evaluation, merit
 from .loop import Position, Recipe, RecordNorm
 

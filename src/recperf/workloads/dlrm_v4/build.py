@@ -16,7 +16,7 @@ from torch import Tensor
 from ...data.yambda.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import Scores
-from ...execution.saving import Submission, micro_batch
+from ...execution.submission import Submission, micro_batch
 from ...execution.tables import placed_tables, table_share
 from ...execution.workload import Predictions, Prepared
 from ...measure.cost import FLOAT, Cost
@@ -29,9 +29,8 @@ from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...ops.arrange import native
-from ...points import reached
 from ...runs.mlperf.log import Facts, MLPerfLog, Precision
-from ...stop import poll
+from ...stop import poll, reached
 from ...train.baselines import blend
 from ...train.device import (
     BETWEEN_RANKS,

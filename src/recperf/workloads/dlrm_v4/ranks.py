@@ -38,7 +38,7 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.tables import DLRMv4Tables
 from ...models.tiers.cache import TieredRows
 from ...plan.memory import rank_demand
-from ...points import reached
+from ...stop import reached
 from ...train.feeds import prefetched
 from .build import HistoryTrial, PreparedHistories
 from .plan import planned, sample_work

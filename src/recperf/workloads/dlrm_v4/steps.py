@@ -25,7 +25,7 @@ from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padding import Padding
 from ...models.dlrm_v4.stages import StagedLoss
 from ...models.tiers.cache import TieredRows
-from ...points import reached
+from ...stop import reached
 from ...train.feeds import prefetched
 from ...train.metrics import Tally
 from ...train.optim import AdamW, norm_of
