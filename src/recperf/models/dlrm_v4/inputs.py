@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_dataclass, tree_leaves, tree_map_only
+from torch.utils._pytree import register_dataclass, tree_leaves
 
 from ...data.batch import HistoryBatch
 from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
@@ -102,14 +102,6 @@ class Inputs:
 
     def __len__(self) -> int:
         return self.labels_B.shape[0]
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Inputs:
-        moved: Inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), self)
-        return moved
-
-    def pin_memory(self) -> Inputs:
-        pinned: Inputs = tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), self)
-        return pinned
 
     def record_stream(self, stream: Any) -> None:
         """Keep the memory of all tensors until the stream has finished its current work."""
