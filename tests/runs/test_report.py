@@ -61,7 +61,7 @@ def test_the_page_says_what_was_measured_and_how(full: str) -> None:
     said = Reader(full).text
     for expected in (
         "Operator overhead takes 60%",
-        "synthetic data",
+        "(synthetic)",
         "target met",
         "user + item bias",
         "± 0.0020",

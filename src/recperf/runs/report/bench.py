@@ -15,7 +15,7 @@ from ..evidence import Evidence
 from ..result import Difference, Interval, Metrics, RankingDifference, Result
 from ..schemas import SampledScores, SavedScores
 from . import formats as fmt
-from .blocks import Badge, Block, Cell, Report, Section, Table, Text, cells
+from .blocks import Block, Cell, Report, Section, Table, Text, cells
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
 
 SCHEMA = 1
@@ -165,7 +165,6 @@ def report(bench: Bench, folder: Path) -> Report:
         subtitle=f"{bench.kind} · {trained} of {len(bench.models)} models trained",
         verdict=" ".join(_verdict(table) for table in bench.tables) or "No model has a result.",
         measured=bool(bench.tables),
-        badges=[Badge(f"{len(failed)} failed", "bad")] if failed else [],
         facts=[("best" if index == 0 else "", _verdict(table)) for index, table in enumerate(bench.tables)],
         sections=sections,
     )

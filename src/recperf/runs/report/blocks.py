@@ -140,13 +140,6 @@ def arranged(sections: list[Section], shown: tuple[str, ...] = SHOWN) -> list[Se
 
 
 @dataclass(frozen=True)
-class Badge:
-    text: str
-    tone: str
-    """`good`, `bad`, `warning` or `plain`."""
-
-
-@dataclass(frozen=True)
 class Report:
     """The report of one run, profile, trace or plan. A terminal prints its title, subtitle and facts, and the sections
     only where it is asked for everything; a page shows all of it."""
@@ -160,7 +153,6 @@ class Report:
     """Whether the verdict rests on measurements."""
     command: str = ""
     """The command that would measure the verdict."""
-    badges: list[Badge] = field(default_factory=list)
     facts: list[tuple[str, str | Cell]] = field(default_factory=list)
     """What matters most, by name; an empty name continues the fact before it."""
     sections: list[Section] = field(default_factory=list)

@@ -32,7 +32,6 @@ from .formats import NONE, component
 from .step_sections import (
     TOP,
     advice_blocks,
-    badges,
     headline,
     keyed,
     last_name,
@@ -59,7 +58,6 @@ def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any]
         subtitle=" · ".join(subtitle),
         verdict=headline(profile.verdict),
         measured=True,
-        badges=badges(profile.verdict),
         facts=step_facts(
             profile.verdict,
             place_rows([], profile.shares, profile.observed),

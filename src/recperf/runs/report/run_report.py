@@ -18,7 +18,7 @@ from ..resume import change_text, is_free
 from ..schemas import Scores
 from . import charts, page, quality_sections
 from . import formats as fmt
-from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
+from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric
 from .profile_report import step_sections_of
@@ -84,7 +84,6 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
         verdict=headline(verdict) if verdict else "What limits this run was not measured.",
         measured=bool(verdict),
         command="" if verdict else run.profile_command,
-        badges=_badges(run),
         facts=_facts(run),
         sections=arranged([*listed, reproduce(run)]),
     )
@@ -116,20 +115,6 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     if run.profile is None:
         return [*facts, ("limit", NOT_MEASURED)]
     return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(run.profile.advice)]
-
-
-def _badges(run: Evidence) -> list[Badge]:
-    badges = []
-    if run.result.data.synthetic:
-        badges.append(Badge("synthetic data", "warning"))
-    if target_text(run.result):
-        met = run.result.quality.met
-        badges.append(Badge("target met", "good") if met else Badge("target missed", "bad"))
-    if run.profile:
-        badges.append(Badge(run.profile.verdict.limit, "plain"))
-    if run.result.provenance.dirty:
-        badges.append(Badge("uncommitted changes", "warning"))
-    return badges
 
 
 def step_sections(run: Evidence, key: str) -> list[Section]:

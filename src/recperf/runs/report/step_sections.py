@@ -17,11 +17,10 @@ from ...measure.records import Advice, DividedOperator, Experiment, PartTime, Pl
 from ...measure.rows import place_rows
 from . import charts, timeline
 from . import formats as fmt
-from .blocks import Badge, Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
+from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
 from .page import family
 from .timeline import TONES
 
-CONFIDENCE = {"high": "good", "medium": "plain", "low": "warning"}
 TOP = 12
 """Rows of a long table that are always visible."""
 PLACES = 3
@@ -83,7 +82,6 @@ def report_of(profile: StepProfile) -> Report:
         subtitle=" · ".join(subtitle),
         verdict=headline(verdict),
         measured=True,
-        badges=badges(verdict),
         facts=step_facts(verdict, profile.places, profile.advice, profile.notes, label="notes"),
         sections=sections(profile),
     )
@@ -109,14 +107,6 @@ def step_facts(
         for index, row in enumerate(places[:PLACES])
     ]
     return [*facts, *advice_facts(advice), *([(label, "; ".join(unseen))] if unseen else [])]
-
-
-def badges(verdict: Verdict) -> list[Badge]:
-    """The limit of a step, and how certain it is."""
-    confidence = verdict.confidence
-    if verdict.limit == NOT_JUDGED:
-        return [Badge(NOT_JUDGED, "plain")]
-    return [Badge(verdict.limit, "plain"), Badge(f"{confidence} confidence", CONFIDENCE.get(confidence, "plain"))]
 
 
 def sections(profile: StepProfile) -> list[Section]:

@@ -14,7 +14,7 @@ from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, T
 from . import formats as fmt
 from . import profile_report as device
 from . import step_sections, timeline
-from .blocks import Badge, Block, Cell, Report, Section, Table, Text, Viewer, arranged, definitions, table_of
+from .blocks import Block, Cell, Report, Section, Table, Text, Viewer, arranged, definitions, table_of
 from .step_sections import last_name
 
 Columns = dict[str, Callable[[Any], Any]]
@@ -61,10 +61,6 @@ def report(analysis: TraceAnalysis, *, viewer: Viewer | None = None) -> Report:
         subtitle=" · ".join(subtitle),
         verdict=ranks_sentence(several) or step_sections.headline(analysis.limit.verdict),
         measured=True,
-        badges=[
-            *([Badge(f"{several.ranks} ranks", "plain")] if several else []),
-            *step_sections.badges(analysis.limit.verdict),
-        ],
         facts=step_sections.step_facts(
             limit.verdict,
             limit.places,
