@@ -78,15 +78,17 @@ class Transfer(Struct):
 
 
 class TracedPart(Struct):
-    """A region of traced steps, per step."""
+    """A region or a module of traced steps, per step."""
 
     name: str
     calls: Number
     host_ms: Number
-    """Without inner regions."""
+    """Without inner ones; of a module forward."""
     total_ms: Number
     device_ms: Number | None
     kernels: Number
+    backward_ms: Number = 0.0
+    """Of a module."""
 
 
 class RankTimes(Struct):

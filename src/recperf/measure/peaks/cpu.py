@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +33,9 @@ from .sampling import (
     rate,
 )  # fmt: skip
 
-T = TypeVar("T")
 Say = Callable[[str], None]
-Timed = Callable[[Callable[[], object]], Callable[[], float]]
-"""Makes a function that runs some work once and returns its ns."""
+Timed = Callable[..., Callable[[], float]]
+"""Makes a function that prepares, runs some work once and returns its ns."""
 
 ROW_BYTES = (32, 64, 128, 256, 512, 1024, 2048)
 FEWER_ROW_BYTES = (64, 256, 1024)
@@ -118,10 +117,11 @@ def rates(
         "cached": cached(sampler, tables["cache"]),
         "special": special(sampler, tables["cache"]),
     }
-    rng, gathered = np.random.default_rng(0), {}
+    gathered, most = {}, sampler.effort.ids
     for name, source in (*tables.items(), ("dram", beyond)):
         say(f"random rows, table of {units.size(source.numel() * 4)}")
-        gathered[name] = gather(sampler, source, FEWER_ROW_BYTES if name == "near" else row_sizes, rng)
+        widths = FEWER_ROW_BYTES if name == "near" else row_sizes
+        gathered[name] = gather(sampler, source, widths, lambda row: min(most, max(1 << 12, 8 * MIB // row)))
     return Rates(gemm=gemm, **streams, gather=RowTables(**gathered))
 
 
@@ -143,20 +143,16 @@ def cache_size(facts: dict[str, Any], note: Say) -> int:
     return int(largest or UNKNOWN_CACHE)
 
 
-def timed(work: Callable[[T], object], prepare: Callable[[], T]) -> Callable[[], float]:
+def timed(work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> Callable[[], float]:
     """One reading; the preparation is not timed."""
 
     def once() -> float:
-        prepared = prepare()
+        prepare()
         began = perf_counter_ns()
-        work(prepared)
+        work()
         return perf_counter_ns() - began
 
     return once
-
-
-def timed_alone(work: Callable[[], object]) -> Callable[[], float]:
-    return timed(lambda _: work(), lambda: None)
 
 
 def _beyond(effort: Effort, last_cache: int) -> int:
@@ -189,18 +185,18 @@ def products(sampler: Sampler, note: Say) -> dict[str, Figure]:
     return best
 
 
-def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
+def product(sampler: Sampler, dtype: torch.dtype, timed: Timed = timed, device: torch.device | str = "cpu") -> Figure:
     """Doubles the side until it takes too long, then measures the last two sizes.
 
     Without instructions for its precision a product can be 200 times slower: it has one size and few readings.
     """
-    effort, generator = sampler.effort, torch.Generator().manual_seed(0)
-    allowed, sides, side = allowed_bytes(), [], min(SMALLEST_SIDE, effort.product_side)
+    effort, generator = sampler.effort, torch.Generator(device).manual_seed(0)
+    allowed, sides, side = allowed_bytes(device), [], min(SMALLEST_SIDE, effort.product_side)
 
     def multiply(side: int) -> Callable[[], float]:
-        a, b = (torch.rand(side, side, generator=generator).to(dtype) for _ in range(2))
-        out = torch.empty(side, side, dtype=dtype)
-        return timed_alone(lambda: torch.mm(a, b, out=out))
+        a, b = (torch.rand(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
+        out = torch.empty(side, side, dtype=dtype, device=device)
+        return timed(lambda: torch.mm(a, b, out=out))
 
     while True:
         once = multiply(side)
@@ -216,7 +212,7 @@ def product(sampler: Sampler, dtype: torch.dtype) -> Figure:
     return fastest_product({s: sampler.readings(multiply(s), seconds=seconds, warm_ups=1) for s in sides})
 
 
-def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: float | None = None) -> Figure:
+def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> Figure:
     """Copies one half of the buffer to the other; reads and writes both count. `timed` makes a reading of the work."""
     half = buffer.numel() // 2
     source, target = buffer[:half], buffer[half : 2 * half]
@@ -224,7 +220,7 @@ def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: 
     return rate(2 * half * 4, ns, "B/s", counted="read + write", buffer_bytes=half * 4, method="Tensor.copy_")
 
 
-def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: float | None = None) -> Figure:
+def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> Figure:
     """The fastest of several methods to read every byte once."""
     lines = buffer.view(1024, -1)
     methods: dict[str, Callable[[], object]] = {
@@ -237,7 +233,7 @@ def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: 
     return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
 
 
-def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed_alone, seconds: float | None = None) -> Figure:
+def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> Figure:
     """The fastest of several methods to change arrays in place; a line that was read is written without another read.
 
     The values stay 1: every moment is the mean of ones, and the learning rate is 0.
@@ -266,7 +262,7 @@ def first_touch(sampler: Sampler, size: int) -> Figure:
     def write() -> None:
         torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float32).fill_(1.0)
 
-    ns = sampler.readings(timed_alone(write), warm_ups=1)
+    ns = sampler.readings(timed(write), warm_ups=1)
     return rate(size, ns, "B/s", counted="write", buffer_bytes=size, method="mmap, fill_")
 
 
@@ -281,7 +277,7 @@ def special(sampler: Sampler, buffer: Tensor) -> Figure:
     """Evaluations of the logistic function, the usual one that products do not contain, on tensors in the cache."""
     half = buffer.numel() // 2
     source, target = buffer[:half], torch.empty(half)
-    ns = sampler.readings(timed_alone(lambda: torch.sigmoid(source, out=target)))
+    ns = sampler.readings(timed(lambda: torch.sigmoid(source, out=target)))
     return rate(half, ns, "/s", counted="evaluations", buffer_bytes=2 * half * 4, method="torch.sigmoid")
 
 
@@ -296,33 +292,44 @@ def additions(sampler: Sampler, buffer: Tensor, calls: int) -> list[float]:
             for _ in range(calls):
                 target.add_(source)
 
-        return [ns / calls for ns in sampler.readings(timed_alone(work))]
+        return [ns / calls for ns in sampler.readings(timed(work))]
 
     call = min(series(1, ADDITIONS))
     return [max(ns - call, ns / 2) for ns in series(half, calls)]
 
 
-def gather(sampler: Sampler, flat: Tensor, row_sizes: Iterable[int], rng: np.random.Generator) -> RowTable:
-    """Random rows of a table by row size, with new ids every time."""
-    rows = [gather_rows(sampler, flat.view(-1, row_bytes // 4), rng) for row_bytes in row_sizes]
-    return RowTable(flat.numel() * 4, rows)
+def gather(
+    sampler: Sampler,
+    flat: Tensor,
+    row_sizes: Iterable[int],
+    ids_of: Callable[[int], int],
+    timed: Timed = timed,
+    warm: Callable[[], object] = lambda: None,
+) -> RowTable:
+    """Random rows of a table by row size, with new ids every time; `ids_of` is their number by the bytes of a row."""
+    generator = torch.Generator(flat.device).manual_seed(0)
 
+    def gathered(row_bytes: int) -> GatherRow:
+        table, ids = flat.view(-1, row_bytes // 4), ids_of(row_bytes)
+        offsets = torch.arange(0, ids, BAG, device=flat.device)
+        some = torch.zeros(ids, dtype=torch.int64, device=flat.device)
+        out = torch.ones(ids, table.shape[1], device=flat.device)
+        methods: dict[str, Callable[[], object]] = {
+            "torch.index_select": lambda: torch.index_select(table, 0, some, out=out),
+            f"embedding_bag, sums of {BAG}": lambda: F.embedding_bag(some, table, offsets, mode="sum"),
+        }
+        if flat.device.type == "cpu":
+            plain, plain_ids, plain_out = table.numpy(), some.numpy(), out.numpy()
+            methods["numpy.take, one thread"] = lambda: plain.take(plain_ids, axis=0, out=plain_out, mode="clip")
 
-def gather_rows(sampler: Sampler, table: Tensor, rng: np.random.Generator) -> GatherRow:
-    row_bytes = table.shape[1] * 4
-    ids = min(sampler.effort.ids, max(1 << 12, (8 * MIB) // row_bytes))
-    offsets, out = torch.arange(0, ids, BAG), torch.ones(ids, table.shape[1])
-    plain, plain_out = table.numpy(), out.numpy()
+        def draw() -> None:
+            some.random_(0, table.shape[0], generator=generator)
+            warm()
 
-    def new_ids() -> Tensor:
-        return torch.from_numpy(rng.integers(0, table.shape[0], ids))
+        readings = {name: sampler.readings(timed(work, draw)) for name, work in methods.items()}
+        return gather_row(row_bytes, ids, readings)
 
-    methods: dict[str, Callable[[Tensor], object]] = {
-        "torch.index_select": lambda some: torch.index_select(table, 0, some, out=out),
-        f"embedding_bag, sums of {BAG}": lambda some: F.embedding_bag(some, table, offsets, mode="sum"),
-        "numpy.take, one thread": lambda some: plain.take(some.numpy(), axis=0, out=plain_out, mode="clip"),
-    }
-    return gather_row(row_bytes, ids, {name: sampler.readings(timed(work, new_ids)) for name, work in methods.items()})
+    return RowTable(flat.numel() * 4, [gathered(row_bytes) for row_bytes in row_sizes])
 
 
 def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.random.Generator) -> Knee:
@@ -334,7 +341,16 @@ def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.
         if size <= 2 * last_cache:
             # Random ids alone would need many repetitions to load a table that fits the cache.
             table.max()
-        ns = sampler.readings(timed(*_lookups(table, out, rng)))
+        ids = np.zeros((KNEE_CALLS, KNEE_CALL), dtype=np.int64)
+
+        def draw(ids: np.ndarray[Any, Any] = ids, rows: int = len(table)) -> None:
+            ids[:] = rng.integers(0, rows, ids.shape)
+
+        def look_up(ids: np.ndarray[Any, Any] = ids, table: np.ndarray[Any, Any] = table) -> None:
+            for call in ids:
+                table.take(call, axis=0, out=out, mode="clip")
+
+        ns = sampler.readings(timed(look_up, draw))
         points.append(figure([value / (KNEE_CALL * KNEE_CALLS) for value in ns], "ns a lookup", table_bytes=size))
     return Knee(
         row_bytes=KNEE_ROW_BYTES,
@@ -344,16 +360,6 @@ def knee(sampler: Sampler, flat: np.ndarray[Any, Any], last_cache: int, rng: np.
         points=points,
         bytes=0,
     )
-
-
-def _lookups(
-    table: np.ndarray[Any, Any], out: np.ndarray[Any, Any], rng: np.random.Generator
-) -> tuple[Callable[[np.ndarray[Any, Any]], None], Callable[[], np.ndarray[Any, Any]]]:
-    def look_up(calls: np.ndarray[Any, Any]) -> None:
-        for ids in calls:
-            table.take(ids, axis=0, out=out, mode="clip")
-
-    return look_up, lambda: rng.integers(0, table.shape[0], (KNEE_CALLS, KNEE_CALL))
 
 
 def stream_knee(sampler: Sampler, flat: Tensor) -> StreamCurve:

@@ -11,17 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, knee_sizes, read, update
-from .records import DeviceRates, Figure, GatherRow, Knee, Launch, RowTable, RowTables
+from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, gather, knee_sizes, product, read, update
+from .records import DeviceRates, Figure, Knee, Launch, RowTable, RowTables
 from .sampling import (
     MIB,
     Sampler,
     allowed_bytes,
     bounded,
     calls,
-    fastest_product,
     figure,
-    gather_row,
     knee_of,
     rate,
 )  # fmt: skip
@@ -59,7 +57,7 @@ class Gpu:
         self.l2_bytes = int(properties.L2_cache_size) or 64 * MIB
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.generator = torch.Generator(self.device).manual_seed(0)
-        self.allowed = torch.cuda.mem_get_info()[0] // 4
+        self.allowed = allowed_bytes(self.device)
         # Writing several times the size of the L2 evicts the data of the work, and keeps the device busy while the
         # host queues the timed work, so that no launch gap is timed.
         self.flush = torch.ones(bounded(4 * self.l2_bytes, self.allowed // 4) // 4, device=self.device)
@@ -127,22 +125,10 @@ class Gpu:
                 ("float16", torch.float16, "highest"),
             ):
                 torch.set_float32_matmul_precision(precision)
-                best[name] = self.product(dtype)
+                best[name] = product(self.sampler, dtype, self.timed, self.device)
             return best
         finally:
             torch.set_float32_matmul_precision(before)
-
-    def product(self, dtype: torch.dtype) -> Figure:
-        """Two sizes; the larger one is left out where it would take too long, as float64 does on many GPUs."""
-        largest, readings = self.effort.product_side, {}
-        for side in [side for side in (largest // 2, largest) if 24 * side**2 < self.allowed] or [256]:
-            a, b = (torch.randn(side, side, device=self.device, generator=self.generator).to(dtype) for _ in range(2))
-            out = torch.empty_like(a)
-            once = self.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
-            readings[side] = self.sampler.readings(once, seconds=self.effort.product_seconds / 4)
-            if 8 * min(readings[side]) * self.effort.least > self.effort.product_seconds * 1e9:
-                break
-        return fastest_product(readings)
 
     def graph(self, work: Callable[[], object], count: int) -> list[float]:
         """ns of one of the calls in a CUDA graph; a first replay gives the host time to queue the timed one."""
@@ -188,26 +174,8 @@ class Gpu:
         )
 
     def gather(self, flat: Tensor, *, warm: Callable[[], object]) -> RowTable:
-        rows = [self.gather_rows(flat.view(-1, row_bytes // 4), warm) for row_bytes in ROW_BYTES]
-        return RowTable(flat.numel() * 4, rows)
-
-    def gather_rows(self, table: Tensor, warm: Callable[[], object]) -> GatherRow:
-        row_bytes = table.shape[1] * 4
-        ids = min(1 << 20, bounded(256 * MIB, self.allowed // 4) // row_bytes)
-        offsets = torch.arange(0, ids, BAG, device=self.device)
-        out = torch.empty(ids, table.shape[1], device=self.device)
-        some = torch.empty(ids, dtype=torch.int64, device=self.device)
-
-        def fresh() -> None:
-            some.random_(0, table.shape[0], generator=self.generator)
-            warm()
-
-        methods: dict[str, Callable[[], object]] = {
-            "torch.index_select": lambda: torch.index_select(table, 0, some, out=out),
-            f"embedding_bag, sums of {BAG}": lambda: F.embedding_bag(some, table, offsets, mode="sum"),
-        }
-        readings = {name: self.sampler.readings(self.timed(work, fresh)) for name, work in methods.items()}
-        return gather_row(row_bytes, ids, readings)
+        largest = bounded(256 * MIB, self.allowed // 4)
+        return gather(self.sampler, flat, ROW_BYTES, lambda row: min(1 << 20, largest // row), self.timed, warm)
 
     def transfers(self) -> dict[str, Figure]:
         """Host to device and back, from pinned memory (by DMA) and from pageable memory (staged by the driver)."""

@@ -117,9 +117,10 @@ class Sampler:
         return series
 
 
-def allowed_bytes() -> int:
+def allowed_bytes(device: torch.device | str = "cpu") -> int:
     """Memory that a measurement may allocate: a quarter of what is available."""
-    return available_bytes() // 4
+    on_gpu = torch.device(device).type == "cuda"
+    return int(torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()) // 4
 
 
 def bounded(requested: int, allowed: int) -> int:

@@ -22,17 +22,6 @@ class Window(Struct):
     """The busiest of them."""
 
 
-class ModuleTime(Struct):
-    """The time of a module per step, on the host and on the device."""
-
-    name: str
-    host_ms: Number
-    """Forward, without inner modules."""
-    total_ms: Number
-    backward_ms: Number
-    device_ms: Number | None
-
-
 class TracedCollective(CollectiveTimes, kw_only=True):
     name: str
 
@@ -75,7 +64,7 @@ class StepTables(TraceFacts, kw_only=True):
 
     window: Window
     parts: list[TracedPart]
-    modules: list[ModuleTime] | Missing
+    modules: list[TracedPart] | Missing
     communication: TracedCommunication
     kernels: Kernels
     idle: Idle

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..places import LIBRARY, USER, Frame, Stack, place_in, surrounding
 from ..profile_records import Missing, TracedPart
 from ..records import Place
 from .nesting import NONE, Cover, Innermost, Nesting, TracedSteps, per_step
 from .read import Host, Trace, grouped, summed
-from .records import ModuleTime
 
 OTHER = "other"
 _MODULE = "nn.Module: "
@@ -34,42 +33,53 @@ _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _RUNS_BACKWARD = "_engine_run_backward"
 
 
+class _Rows(dict[str, TracedPart]):
+    """Times of regions or modules in us, by name."""
+
+    def __missing__(self, name: str) -> TracedPart:
+        return self.setdefault(name, TracedPart(name, 0, 0.0, 0.0, 0.0, 0, 0.0))
+
+    def add_work(self, window: TracedSteps, name_of: Callable[[int], str | None]) -> None:
+        """Add device work to the row of the event that launched it."""
+        for work in window.work:
+            row = self[name_of(window.nesting.origin(work)) or OTHER]
+            row.device_ms = (row.device_ms or 0.0) + work.end - work.start
+            row.kernels += work.kind == "kernel"
+
+    def per_step(self, window: TracedSteps) -> list[TracedPart]:
+        """Rows in ms per step in the order in which they were met, but inner regions (`outer/inner`) right after their
+        outer one, and what is in none at the end."""
+        order = {name: place for place, name in enumerate(self)}
+
+        def key(name: str) -> list[int]:
+            words = name.split("/")
+            prefixes = ("/".join(words[:count]) for count in range(1, len(words)))
+            return [*(order[prefix] for prefix in prefixes if prefix in order), order[name]]
+
+        scale = 1e3 * window.count
+        for row in self.values():
+            row.calls, row.kernels = (per_step(int(count), window.count) for count in (row.calls, row.kernels))
+            row.host_ms, row.total_ms, row.backward_ms = (
+                us / scale for us in (row.host_ms, row.total_ms, row.backward_ms)
+            )
+            row.device_ms = (row.device_ms or 0.0) / scale if window.work else None
+        return [self[name] for name in sorted(order, key=lambda name: (name == OTHER, key(name)))]
+
+
 def parts(nesting: Nesting, window: TracedSteps) -> list[TracedPart]:
     """Time of every part on the host, with and without inner parts, and on the device; `other` is outside of all."""
-    own: defaultdict[str, float] = defaultdict(float)
-    total: defaultdict[str, float] = defaultdict(float)
-    calls: defaultdict[str, int] = defaultdict(int)
-    covered = 0.0
+    rows = _Rows()
+    other = rows[OTHER]
+    other.host_ms = other.total_ms = window.host_us
     for index, outer, length in _regions(nesting, window):
-        name = nesting.part[index] or OTHER
-        own[name] += length
-        calls[name] += 1
-        if outer == NONE:
-            covered += length
-        else:
-            own[nesting.part[outer] or OTHER] -= length
-        total[name] += length if outer == NONE or nesting.part[outer] != name else 0.0
-    own[OTHER] += window.host_us - covered
-    total[OTHER] += window.host_us - covered
-    device: defaultdict[str, float] = defaultdict(float)
-    kernels: defaultdict[str, int] = defaultdict(int)
-    for work in window.work:
-        name = nesting.part_of(nesting.origin(work)) or OTHER
-        device[name] += work.end - work.start
-        kernels[name] += work.kind == "kernel"
-    names = _as_tree(name for name in (*own, *device) if name != OTHER)
-    scale = 1e3 * window.count
-    return [
-        TracedPart(
-            name=name,
-            calls=per_step(calls[name], window.count),
-            host_ms=own[name] / scale,
-            total_ms=total[name] / scale,
-            device_ms=device[name] / scale if window.work else None,
-            kernels=per_step(kernels[name], window.count),
-        )
-        for name in [*names, OTHER]
-    ]
+        row, around = (rows[OTHER if one == NONE else nesting.part[one] or OTHER] for one in (index, outer))
+        row.calls += 1
+        row.host_ms += length
+        around.host_ms -= length
+        other.total_ms -= length if outer == NONE else 0.0
+        row.total_ms += length if around is not row else 0.0
+    rows.add_work(window, nesting.part_of)
+    return rows.per_step(window)
 
 
 def _regions(nesting: Nesting, window: TracedSteps) -> Iterable[tuple[int, int, float]]:
@@ -81,18 +91,6 @@ def _regions(nesting: Nesting, window: TracedSteps) -> Iterable[tuple[int, int, 
             outer = nesting.region[above] if above != NONE else NONE
             inside.add(index)
             yield index, outer if outer in inside else NONE, event.end - event.start
-
-
-def _as_tree(names: Iterable[str]) -> list[str]:
-    """Names in the order in which they were met, but inner regions (`outer/inner`) right after their outer one."""
-    order = {name: place for place, name in enumerate(dict.fromkeys(names))}
-
-    def key(name: str) -> list[int]:
-        words = name.split("/")
-        prefixes = ("/".join(words[:count]) for count in range(1, len(words)))
-        return [*(order[prefix] for prefix in prefixes if prefix in order), order[name]]
-
-    return sorted(order, key=key)
 
 
 class Modules:
@@ -137,38 +135,26 @@ class Modules:
         return None if at == NONE else self.paths[event.thread][at]
 
 
-def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[ModuleTime] | Missing:
+def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[TracedPart] | Missing:
     """Time of every module on the host, forward (with and without inner modules) and backward, and on the device."""
-    known = Modules(trace, nesting)
+    known, rows = Modules(trace, nesting), _Rows()
     if not known.frames:
         return Missing("the trace has no modules; with_stack=True records them")
-    own: defaultdict[str, float] = defaultdict(float)
-    total: defaultdict[str, float] = defaultdict(float)
-    backward: defaultdict[str, float] = defaultdict(float)
-    device: defaultdict[str, float] = defaultdict(float)
     for thread, frames in known.frames.items():
         for frame, above, path in zip(frames.events, frames.parent, known.paths[thread]):
             if window.holds(frame.start):
-                own[path] += frame.end - frame.start
-                total[path] += frame.end - frame.start
+                length = frame.end - frame.start
+                rows[path].calls += 1
+                rows[path].host_ms += length
+                rows[path].total_ms += length
                 if above != NONE:
-                    own[known.paths[thread][above]] -= frame.end - frame.start
+                    rows[known.paths[thread][above]].host_ms -= length
     for index, event in enumerate(nesting.events):
         if event.kind == "op" and window.holds(event.start) and known.backward(index) == index:
-            backward[known.of(index) or OTHER] += event.end - event.start
-    for work in window.work:
-        device[known.of(nesting.origin(work)) or OTHER] += work.end - work.start
-    scale = 1e3 * window.count
-    return [
-        ModuleTime(
-            name=name,
-            host_ms=own[name] / scale,
-            total_ms=total[name] / scale,
-            backward_ms=backward[name] / scale,
-            device_ms=device[name] / scale if window.work else None,
-        )
-        for name in _as_tree(name for name in (*own, *backward, *device) if name != OTHER)
-    ]
+            rows[known.of(index) or OTHER].backward_ms += event.end - event.start
+    rows.add_work(window, known.of)
+    rows.pop(OTHER, None)
+    return rows.per_step(window)
 
 
 def timings(nesting: Nesting, window: TracedSteps) -> dict[str, dict[str, list[float]]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...measure.limits import ranks_sentence
-from ...measure.trace.records import ComparedRanks, ModuleTime, TraceAnalysis, TraceLimit
+from ...measure.profile_records import TracedPart
+from ...measure.trace.records import ComparedRanks, TraceAnalysis, TraceLimit
 from . import formats as fmt
 from . import profile_report as device
 from . import step_sections, timeline
@@ -138,7 +139,7 @@ def _parts(analysis: TraceAnalysis) -> list[Block]:
     return [table_of(rows, columns, note, top=NESTED)]
 
 
-def _modules(rows: list[ModuleTime]) -> list[Block]:
+def _modules(rows: list[TracedPart]) -> list[Block]:
     columns: Columns = {
         "module": _nested,
         "forward, host": lambda row: fmt.time(row.total_ms),
