@@ -124,9 +124,17 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
     assert dict(zip(listed["item"], listed["title"]))["i7"] == "Item 7"
     # On the same data everything goes on, and on a third dataset those that were kept, forgotten ones not.
     again = ["run", "--start-from", str(run), "--data", str(folder / "old"), "--run-dir", str(folder / "again")]
-    assert main([*again, *STILL]) == 0
+    capfd.readouterr()
+    assert main([*again, *STILL[:-1]]) == 0
     third = item_rows(folder / "again")
     assert all(torch.equal(third[item], after[item]) for item in after)
+    # The new run was trained on later days than those that are scored now.
+    facts = [
+        json.loads((folder / name / "result.json").read_text())["provenance"]["started_from"]
+        for name in ("still", "again")
+    ]
+    assert [one["held_out_from"] < one["trained_until"] for one in facts] == [False, True]
+    assert "its weights may know what is scored" in " ".join(capfd.readouterr().out.split())
     # Those that were kept have no event here, but the time of their last one is known.
     store, new = open_events(recperf.open(run).config.data.path), open_events(folder / "new")
     assert matched(store, new, 9).counts["items"]["forgotten"] == 10

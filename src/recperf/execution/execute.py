@@ -150,7 +150,7 @@ def _train_seeds(job: Job, started: Progress) -> Trial | None:
     if job.config.start.run is not None:
         from .starting import start_of
 
-        start = start_of(job.workload, job.config, job.run)
+        start = start_of(job.workload, job.config, job.run, job.prepared.data.get("held_out_from"))
     if start:
         job.report.notice(f"starts from {start.facts.text}")
     for seed in range(job.config.seed, job.config.seed + job.config.seeds):

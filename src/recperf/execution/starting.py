@@ -192,20 +192,20 @@ def _require_one_process() -> None:
         raise UsageError(what, fix="recperf run --resume in a single process")
 
 
-def start_of(workload: Workload, config: Any, run: Run) -> Start | None:
-    """What a run starts from; None where it starts with initial weights."""
+def start_of(workload: Workload, config: Any, run: Run, held_out_from: int | None) -> Start | None:
+    """What a run starts from, which scores from some second on; None where it starts with initial weights."""
     if config.start.run is None:
         return None
     folder = run.folder / START_FOLDER
     facts: StartedFrom | None = run.read(START, StartedFrom)
     if facts is None:
         _require_one_process()
-        facts = _copy(workload, config, folder)
+        facts = _copy(workload, config, folder, held_out_from)
         run.write(START, facts)
     return Start(folder, facts, workload.id_tables)
 
 
-def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
+def _copy(workload: Workload, config: Any, folder: Path, held_out_from: int | None) -> StartedFrom:
     """Copy the checkpoint and list the rows that go on."""
     from .serving import find_checkpoint
 
@@ -243,4 +243,14 @@ def _copy(workload: Workload, config: Any, folder: Path) -> StartedFrom:
             if kind not in unused and any(counts.values())
         },
         rows_digest=sha256(folder / ROWS),
+        trained_until=_trained_until(run),
+        held_out_from=held_out_from,
     )
+
+
+def _trained_until(run: Path) -> int | None:
+    """The second until which a run, and those that it started from, were trained; None where none says it."""
+    at = [require(read(run / "data.json"), Data, run / "data.json", what="is damaged").held_out_from]
+    if (run / START).exists():
+        at.append(require(read(run / START), StartedFrom, run / START, what="is damaged").trained_until)
+    return max((one for one in at if one is not None), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from ..errors import DataError
@@ -276,6 +277,9 @@ class Data(Struct, omit_defaults=True):
     """Training rows, at equal distances, that the baselines were fitted on; only if not all were."""
     skipped: dict[str, int] | None = None
     """Lines of a log that were left out, by reason; only if there are any."""
+    held_out_from: int | None = None
+    """With times: the second before which everything is trained on and nothing is scored; of leave-one-out that of
+    the newest event. None for splits that are not by time."""
 
 
 class ReportedChange(Struct):
@@ -320,6 +324,23 @@ class StartedFrom(Struct):
     """What became of the rows, by kind of id."""
     rows_digest: str
     """SHA-256 of the list of matched rows in the run's folder `start`."""
+    trained_until: int | None = None
+    """The second until which it, or a run that it started from, was trained; None: not known."""
+    held_out_from: int | None = None
+    """The second from which on this run scores."""
+
+    @property
+    def overlap(self) -> str:
+        """A warning where the weights may know what is scored."""
+        if self.trained_until is None or self.held_out_from is None or self.held_out_from >= self.trained_until:
+            return ""
+        # A column of times may count something else.
+        days = (datetime.fromtimestamp(min(at, 1 << 37), UTC).date() for at in (self.trained_until, self.held_out_from))
+        until, begin = days
+        return (
+            f"{self.run} was trained on data until {until}, this run scores data from {begin} on: its weights may know "
+            "what is scored, so that results may be too good"
+        )
 
     @property
     def text(self) -> str:
@@ -332,7 +353,8 @@ class StartedFrom(Struct):
             + (f", {counts.forgotten:,} forgotten" if self.forget_days else "")
             for role, counts in rows.items()
         ]
-        return f"{self.run}, {self.checkpoint}: {'; '.join(parts)}"
+        warned = [self.overlap] if self.overlap else []
+        return f"{self.run}, {self.checkpoint}: {'; '.join([*parts, *warned])}"
 
 
 class Verified(Struct):

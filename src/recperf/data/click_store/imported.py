@@ -263,6 +263,7 @@ class ImportedClicks:
 
     def describe(self) -> dict[str, Any]:
         """Facts about the data for a result."""
+        times = self.times("valid")
         return {
             "name": self.manifest.name,
             "digest": self.manifest.digest,
@@ -271,6 +272,9 @@ class ImportedClicks:
             "valid_rows": self.count("valid"),
             "split": self.split.split + self._split_note(),
             "synthetic": False,
+            **(
+                {"held_out_from": int(times.min()) // 10**6} if self.split.split == "time" and times is not None else {}
+            ),
         }
 
     def _split_note(self) -> str:

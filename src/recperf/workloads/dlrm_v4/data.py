@@ -20,7 +20,7 @@ from ...data.order import Samples
 from ...data.yambda import catalogue
 from ...data.yambda.history import Histories
 from ...data.yambda.loader import StreamOrder
-from ...data.yambda.rates import MEANS, MOST_COMPARED_EVENTS, RunningRates
+from ...data.yambda.rates import MOST_COMPARED_EVENTS, RunningRates
 from ...data.yambda.reference import open_events
 from ...data.yambda.schema import DRAWN, LISTEN_PLUS, RATES
 from ...data.yambda.store import EventStore, Queries
@@ -94,6 +94,8 @@ class EventWindows:
             "split": self._split(),
             "synthetic": self.store.synthetic,
         }
+        if self.store.time_order == "time" and config.evaluate.on == "holdout":
+            self.data["held_out_from"] = self.index.t_min + self.holdout.start * data.windows.seconds
         left_out = int(train.counts_S.sum()) - train.samples
         if left_out:
             self.data["skipped"] = {"anchors that fill no batch at the end of their window": left_out}
@@ -257,7 +259,8 @@ class EventWindows:
             "rates_regression": regressed(train_NF, labels_N, RATES),
         }
         if self.rates.neighbours is not None:
-            rules["item_knn"] = regressed(train_NF, labels_N, (*MEANS, "neighbours", "neighbours_sum"))
+            columns = ("overall", "user_effect", "item_effect", "neighbours", "neighbours_sum")
+            rules["item_knn"] = regressed(train_NF, labels_N, columns)
         boosted = gradient_boosting(train_NF, labels_N, self._last_items.is_category)
         return rules if boosted is None else {**rules, "gradient_boosting": boosted}
 
