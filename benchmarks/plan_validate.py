@@ -16,7 +16,8 @@ What shaped the model; rows say whether they did so wholly or partly:
   fitted to one published allocation (memory only: these steps have even ids or counted ones).
 
 Everything else is a prediction: our third step, steps with tables in tiers, our layers at three shapes, the reference's
-layers on one H200, what dedup saves it on one and on two nodes, 8, 16 and 32 MI355X.
+layers on one H200, what dedup saves it on one and on two nodes, 8, 16 and 32 MI355X, and what two gloo ranks wait for,
+from their measured link (`rank_messages`) and their own time.
 
 Run as `python benchmarks/plan_validate.py`. Prints every error; exits with 5 where one is above what docs/planning.md
 claims, or a known step lies outside the band of its prediction.
@@ -38,9 +39,10 @@ from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.plan.calibrate import Calibration
-from recperf.plan.devices import KNOWN, NETWORKS, Device
+from recperf.plan.devices import KNOWN, NETWORKS, Device, all_reduce
 from recperf.plan.link import Link
 from recperf.plan.predict import error_band, part_seconds, predict
+from recperf.plan.sharding import Parallelism
 from recperf.plan.work import Work
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import gpu
@@ -188,13 +190,14 @@ def waiting_points() -> list[Point]:
 
 
 def _message_seconds(name: str, link: Link) -> float:
-    """Seconds of the messages of a step on two ranks; cores that compute send nothing meanwhile."""
+    """Seconds of the messages of a step on two ranks that have no core to spare: gradients are summed after the
+    backward pass, and ranks agree on signals by one message more."""
     workload = find(name)
     rates = Calibration(device=link.backend, product=1e12, copy=1e12, memory_bytes=1 << 34, link=link)
     device, network = rates.applied(KNOWN["h200"], "float32"), rates.connected(NETWORKS["ib400"])
     config: Any = next(iter(workload.presets.values()))()
-    parts = predict(workload.planned(config), 2, device, network).step.parts
-    return sum(seconds for part, seconds in parts.items() if "all-" in part)
+    exposed = predict(workload.planned(config), 2, device, network, Parallelism(overlapped=False)).step.exposed
+    return sum(seconds for part, seconds in exposed.items() if "all-" in part) + all_reduce(0, 2, device, network)
 
 
 def layer_points() -> list[Point]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies
 
 from recperf.plan import devices as collectives
 from recperf.plan import skew, target
@@ -210,34 +211,42 @@ def test_the_goodput_is_that_of_a_cluster_that_fails(mtbf_s: float, checkpoint_s
     assert failures.goodput == pytest.approx(pieces * failures.interval_s / elapsed, rel=0.02)
 
 
-@pytest.mark.parametrize(("device", "exponent"), [("h200", 0.478), ("b200", 1.05), ("mi355x", None)])
-def test_a_plan_agrees_with_itself(device: str, exponent: float | None) -> None:
+@settings(max_examples=6, deadline=None)
+@given(data=strategies.data())
+def test_a_plan_agrees_with_itself(data: strategies.DataObject) -> None:
     """More devices are never too few where fewer are enough, more nodes that are full are faster, a faster
-    network never slows a step, a larger device holds what a smaller one does, and cost is time by devices by price."""
-    workload = planned(mlperf())
+    network never slows a step, a larger device holds what a smaller one does, more samples take longer and more
+    memory, and cost is time by devices by price."""
+    draw = data.draw
+    workload, device = planned(mlperf()), KNOWN[draw(strategies.sampled_from(sorted(KNOWN)))]
+    exponent = draw(strategies.none() | strategies.floats(0.0, 1.5))
+    batch = draw(strategies.sampled_from([workload.rank_batch]) | strategies.integers(1, 2048))
+    counts = sorted({draw(strategies.integers(1, 64)) for _ in range(3)} | {8 * draw(strategies.integers(1, 8))})
     setting = Setting(
-        workload=workload, device=KNOWN[device], network=NETWORKS["ib400"], question=Question(),
-        parallelism=Parallelism(rank_batch=workload.rank_batch), global_batches=tuple(workload.published_samples),
+        workload=workload, device=device, network=NETWORKS["ib400"], question=Question(),
+        parallelism=Parallelism(rank_batch=batch), global_batches=tuple(workload.published_samples),
         skew=lambda batch, ranks: None if exponent is None else skew.zipf(workload.work(), batch, ranks, exponent),
         price=2.0,
     )  # fmt: skip
-    counts = [8, 9, 16, 24, 48]
     _, points = plan(setting, counts)
     enough = [point.fits for point in points]
     assert enough == sorted(enough)
     rates = [point.step.samples_per_s for point in points if point.step and point.ranks % 8 == 0 and point.nodes > 1]
     assert rates == sorted(rates)
     _, faster = plan(replace(setting, network=NETWORKS["ib800"]), counts)
-    _, larger = plan(
-        replace(setting, device=replace(KNOWN[device], memory_bytes=2 * KNOWN[device].memory_bytes)), counts
-    )
+    _, larger = plan(replace(setting, device=replace(device, memory_bytes=2 * device.memory_bytes)), counts)
     for point, quick, roomy in zip(points, faster, larger, strict=True):
         assert roomy.fits >= point.fits
         assert roomy.global_batch >= point.global_batch or not point.fits
+        assert point.step is None or point.step.low < point.step.value < point.step.high
         if point.step and point.target and quick.step and point.target.cost:
             assert quick.step.value <= point.step.value
             hours = point.target.seconds.value / 3600
             assert point.target.cost.value == pytest.approx(2.0 * point.ranks * hours)
+    ranks = counts[0]
+    one, two = (setting.predictor(ranks, size)(Parallelism(rank_batch=size)) for size in (batch, 2 * batch))
+    assert two.step.value > one.step.value
+    assert two.memory.bytes >= one.memory.bytes
 
 
 def test_every_one_of_many_devices_has_a_line_in_the_chart() -> None:

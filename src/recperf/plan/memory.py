@@ -35,7 +35,7 @@ Bytes = NDArray[np.float64]
 
 
 class Memory(Struct, kw_only=True):
-    """Memory of the ranks in the worst batch."""
+    """Memory of the ranks."""
 
     verdict: str
     """fits; tight: only if memory is reused well; does not fit."""
@@ -68,7 +68,7 @@ class Memory(Struct, kw_only=True):
 def memory_of(
     work: Work, placed: Sequence[PlacedTable], skew: Skew, batch: int, device: Device, parallelism: Parallelism
 ) -> Memory:
-    """Memory in the batch of the skew whose fullest rank holds most."""
+    """Memory in the phase in which the fullest rank holds most."""
     ranks = len(placed[0].width_R)
     other = beside_tables(work, batch, placed, pipelined=parallelism.pipelined, balanced=parallelism.balanced)
     constant_R = {
@@ -77,22 +77,17 @@ def memory_of(
         "dense": np.full(ranks, other["dense"]),
         "input": np.full(ranks, other["input"]),
     }
-    activations = other["activations"]
-    candidates: list[tuple[float, int, str, dict[str, Bytes]]] = []
-    without_reuse = 0.0
-    for number in range(skew.batches):
-        phases = _phases(placed, skew, number, batch, activations, parallelism)
-        without_reuse = max(without_reuse, float((_total_R(constant_R) + _without_reuse_R(phases)).max()))
-        for phase, moving_R in phases.items():
-            parts_R = constant_R | moving_R
-            candidates.append((float(_total_R(parts_R).max()), number, phase, parts_R))
-    peak, number, phase, parts_R = max(candidates, key=lambda entry: entry[0])
+    phases = _phases(placed, skew, batch, other["activations"], parallelism)
+    without_reuse = float((_total_R(constant_R) + _without_reuse_R(phases)).max())
+    phase = max(phases, key=lambda name: _total_R(constant_R | phases[name]).max())
+    parts_R = constant_R | phases[phase]
+    peak = float(_total_R(parts_R).max())
     fullest, limit = int(np.argmax(_total_R(parts_R))), (1 - RESERVE) * device.memory_bytes
     return Memory(
         verdict="fits" if without_reuse <= limit else "tight" if peak <= limit else "does not fit",
         fullest_rank=fullest,
         phase=phase,
-        largest_tables=_largest_tables(placed, skew, number, batch, parallelism.dedup, fullest),
+        largest_tables=_largest_tables(placed, skew, batch, parallelism.dedup, fullest),
         bytes=peak,
         without_reuse_bytes=without_reuse,
         limit_bytes=limit,
@@ -139,14 +134,12 @@ def _without_reuse_R(phases: Mapping[str, Mapping[str, Bytes]]) -> Bytes:
     return np.asarray(sum(np.maximum.reduce([phase[name] for phase in phases.values()]) for name in names))
 
 
-def moved_R(
-    placed: Sequence[PlacedTable], skew: Skew, number: int, batch: int, dedup: bool
-) -> tuple[Bytes, Bytes, Bytes]:
+def moved_R(placed: Sequence[PlacedTable], skew: Skew, batch: int, dedup: bool) -> tuple[Bytes, Bytes, Bytes]:
     """Numbers each rank sends in the forward pass, numbers it receives, and ids it receives."""
     ranks = len(placed[0].width_R)
     sent_R, ids_R, total = np.zeros(ranks), np.zeros(ranks), 0.0
     for one in placed:
-        traffic = skew.traffic[one.table.name].batch(number)
+        traffic = skew.traffic[one.table.name]
         sent = one.sent_R(traffic, batch, dedup=dedup)
         if one.kind != "data-parallel":
             ids_R += one.rows_requested_R(traffic, dedup=dedup)
@@ -157,9 +150,9 @@ def moved_R(
 
 
 def _phases(
-    placed: Sequence[PlacedTable], skew: Skew, number: int, batch: int, activations: float, parallelism: Parallelism
+    placed: Sequence[PlacedTable], skew: Skew, batch: int, activations: float, parallelism: Parallelism
 ) -> dict[str, dict[str, Bytes]]:
-    sent_R, received_R, ids_R = moved_R(placed, skew, number, batch, parallelism.dedup)
+    sent_R, received_R, ids_R = moved_R(placed, skew, batch, parallelism.dedup)
     zero_R = np.zeros_like(sent_R)
     coded = 0 if parallelism.wire == "fp32" else HALF
     # Float32 at both ends, and encoded at both ends in between.
@@ -172,13 +165,11 @@ def _phases(
     }
 
 
-def _largest_tables(
-    placed: Sequence[PlacedTable], skew: Skew, number: int, batch: int, dedup: bool, rank: int
-) -> list[str]:
+def _largest_tables(placed: Sequence[PlacedTable], skew: Skew, batch: int, dedup: bool, rank: int) -> list[str]:
     """Tables by their bytes on a rank, weights and vectors in flight together, the largest first."""
 
     def held(one: PlacedTable) -> float:
-        sent_R = one.sent_R(skew.traffic[one.table.name].batch(number), batch, dedup=dedup)
+        sent_R = one.sent_R(skew.traffic[one.table.name], batch, dedup=dedup)
         return float(one.weight_R[rank] + FLOAT * sent_R[rank])
 
     return [one.table.name for one in sorted(placed, key=held, reverse=True)]

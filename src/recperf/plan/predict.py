@@ -1,7 +1,7 @@
 """Seconds of a step on many ranks, part by part, and how much of each part overlaps with others.
 
-`parts` are the seconds of each part alone; `exposed` is what remains after overlap and sums to the step. Batches are
-averaged; where ranks have unequal shares of a batch, all wait for the slowest.
+`parts` are the seconds of each part alone; `exposed` is what remains after overlap and sums to the step. Where ranks
+have unequal shares of a batch, all wait for the slowest.
 """
 
 from __future__ import annotations
@@ -234,29 +234,23 @@ def _seconds(
     update = sum(part for name, part in dense.items() if phase_of(name) == "update")
     number = parallelism.number_bytes
     rate = device.pass_rate()
-    zero_R = np.zeros(len(placed[0].width_R))
-    before_ids = (ID_MESSAGES - 1) * all_to_all(zero_R, zero_R, device, network)
-    each: list[dict[str, float]] = []
-    for index in range(skew.batches):
-        sent_R, received_R, ids_R = moved_R(placed, skew, index, batch, parallelism.dedup)
-        requested_R = np.full_like(ids_R, ids_R.mean())
-        read_R, updated_R = _table_bytes_R(placed, skew, index, parallelism.dedup)
-        each.append(
-            {
-                "ids all-to-all": before_ids + all_to_all(INDEX * requested_R, INDEX * ids_R, device, network),
-                "lookup": float((read_R + FLOAT * sent_R).max()) / rate,
-                "rows all-to-all": all_to_all(number * sent_R, number * received_R, device, network),
-                "gradients all-to-all": all_to_all(number * received_R, number * sent_R, device, network),
-                "table update": float((updated_R + FLOAT * sent_R).max()) / rate,
-            }
-        )
     ranks = len(placed[0].width_R)
-    kernels = _graph_kernels(work, device, batch, ranks)
-    seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+    zero_R, kernels = np.zeros(ranks), _graph_kernels(work, device, batch, ranks)
+    sent_R, received_R, ids_R = moved_R(placed, skew, batch, parallelism.dedup)
+    requested_R = np.full_like(ids_R, ids_R.mean())
+    read_R, updated_R = _table_bytes_R(placed, skew, parallelism.dedup)
+    before_ids = (ID_MESSAGES - 1) * all_to_all(zero_R, zero_R, device, network)
+    exchanges = {
+        "ids all-to-all": before_ids + all_to_all(INDEX * requested_R, INDEX * ids_R, device, network),
+        "rows all-to-all": all_to_all(number * sent_R, number * received_R, device, network),
+        "gradients all-to-all": all_to_all(number * received_R, number * sent_R, device, network),
+    }
     if all(one.kind == "data-parallel" for one in placed):
         # Every rank has all rows: ranks ask each other for nothing.
-        seconds |= {name: 0.0 for name in seconds if name.endswith("all-to-all")}
-    seconds |= {
+        exchanges = dict.fromkeys(exchanges, 0.0)
+    seconds = exchanges | {
+        "lookup": float((read_R + FLOAT * sent_R).max()) / rate,
+        "table update": float((updated_R + FLOAT * sent_R).max()) / rate,
         "input": batch * work.prepare_s,
         "transfer": work.input_bytes(batch) / device.host_bytes_per_s,
         "dense forward": sum(dense.values()) - backward - update,
@@ -276,13 +270,13 @@ def _computed(parts: Mapping[str, float]) -> float:
 
 
 def _table_bytes_R(
-    placed: list[PlacedTable], skew: Skew, index: int, dedup: bool
+    placed: list[PlacedTable], skew: Skew, dedup: bool
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Bytes that each rank reads for lookups, and reads and writes in updates, optimizer state included."""
     ranks = len(placed[0].width_R)
     read_R, updated_R = np.zeros(ranks), np.zeros(ranks)
     for one in placed:
-        traffic = skew.traffic[one.table.name].batch(index)
+        traffic = skew.traffic[one.table.name]
         requested_R, touched_R = one.rows_requested_R(traffic, dedup=dedup), one.rows_touched_R(traffic)
         read_R += requested_R * (FLOAT * one.width_R + INDEX)
         updated_R += touched_R * 2 * FLOAT * (one.width_R + one.state_width_R) + INDEX * requested_R

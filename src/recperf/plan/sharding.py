@@ -81,14 +81,14 @@ class PlacedTable(Placed):
     """The shards of a table, and what ranks ask of them."""
 
     def rows_requested_R(self, traffic: Traffic, *, dedup: bool) -> NDArray[np.float64]:
-        """Rows that each rank looks up in the first batch."""
-        return self._by_rank_R(traffic.ids_NR(dedup)[0])
+        """Rows that each rank looks up."""
+        return self._by_rank_R(traffic.ids_R(dedup))
 
     def rows_touched_R(self, traffic: Traffic) -> NDArray[np.float64]:
-        """Different rows that each rank updates in the first batch: of a copy all, by its dense gradient."""
+        """Different rows that each rank updates: of a copy all, by its dense gradient."""
         if self.kind == "data-parallel":
             return self.rows_R.astype(np.float64)
-        return self._by_rank_R(traffic.touched_NR[0])
+        return self._by_rank_R(traffic.touched_R)
 
     def _by_rank_R(self, by_block_R: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.kind == "row":

@@ -1,6 +1,6 @@
-"""How many ids of each table each rank receives: spread evenly, or drawn from a power law.
+"""How many ids of each table each rank receives on average: spread evenly, or drawn from a power law.
 
-Shapes: N global batches, R ranks, K rows of a table.
+Shapes: R ranks, K kinds of rows of a table.
 
 Row-wise sharding gives rank r the r-th block of ceil(rows / ranks) consecutive rows, as TorchRec does, so popular ids
 with neighbouring numbers share a rank. With dedup an id that occurs several times in a rank's batch is requested once;
@@ -22,8 +22,6 @@ from .work import Table, Work
 
 Counts = NDArray[np.float64]
 
-DRAWN_BATCHES = 16
-"""Batches drawn from a power law; the worst of them decides."""
 HEAD, TAIL = 1024, 2048
 """A power law has a probability for each of its most popular rows, and one for each of so many kinds of other rows."""
 
@@ -32,25 +30,15 @@ HEAD, TAIL = 1024, 2048
 class Traffic:
     """Ids of one table that each rank receives if its rows are sharded in blocks."""
 
-    raw_NR: Counts
+    raw_R: Counts
     """All ids."""
-    unique_NR: Counts
+    unique_R: Counts
     """Each id counted once for each rank that requests it."""
-    touched_NR: Counts
+    touched_R: Counts
     """Each id counted once."""
 
-    def ids_NR(self, dedup: bool) -> Counts:
-        return self.unique_NR if dedup else self.raw_NR
-
-    def batch(self, number: int) -> Traffic:
-        """Only that batch; the last one where there are fewer."""
-        number = min(number, self.batches - 1)
-        one = slice(number, number + 1)
-        return Traffic(self.raw_NR[one], self.unique_NR[one], self.touched_NR[one])
-
-    @property
-    def batches(self) -> int:
-        return len(self.raw_NR)
+    def ids_R(self, dedup: bool) -> Counts:
+        return self.unique_R if dedup else self.raw_R
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,6 @@ class Skew:
 
     traffic: dict[str, Traffic]
     origin: str
-    batches: int
     exponent: float | None = None
     """Of the power law that ids were drawn from."""
     draws: Mapping[str, float] = field(default_factory=dict)
@@ -69,15 +56,12 @@ class Skew:
         """Different ids in a rank's batch for each of its samples, by table; empty where ids are spread evenly."""
         if self.exponent is None:
             return {}
-        means = {
-            name: float(one.unique_NR.sum(1).mean()) / one.unique_NR.shape[1] for name, one in self.traffic.items()
-        }
-        return {name: ids / batch for name, ids in means.items()}
+        return {name: float(one.unique_R.mean()) / batch for name, one in self.traffic.items()}
 
 
 def even(work: Work, batch: int, ranks: int) -> Skew:
     """Every rank receives equally many ids."""
-    return Skew({table.name: _even(table, batch, ranks) for table in work.tables}, "assumed: ids spread evenly", 1)
+    return Skew({table.name: _even(table, batch, ranks) for table in work.tables}, "assumed: ids spread evenly")
 
 
 def zipf(
@@ -88,7 +72,6 @@ def zipf(
     *,
     repeated: bool = False,
     source: str = "",
-    seed: int = 0,
 ) -> Skew:
     """Row k of a table has a probability proportional to k ** -exponent; hashed crosses are spread evenly. A rank draws
     its ids independently; with `repeated`, only as many of them as give the distinct rows that the workload states: in
@@ -100,11 +83,11 @@ def zipf(
             ids = round(table.ids * batch)
             drawn = _draws(table, exponent, table.distinct(batch), ids) if repeated else float(ids)
             draws[table.name] = drawn
-            traffic[table.name] = _drawn(table, exponent, ids, drawn, ranks, seed)
+            traffic[table.name] = _drawn(table, exponent, ids, drawn, ranks)
         else:
             traffic[table.name] = _even(table, batch, ranks)
     origin = f"Zipf with exponent {exponent:g}{source}, popular ids in the first rows of their tables"
-    return Skew(traffic, origin, DRAWN_BATCHES, exponent=exponent, draws=draws)
+    return Skew(traffic, origin, exponent=exponent, draws=draws)
 
 
 def kinds(rows: int, exponent: float, blocks: int = 1) -> tuple[Counts, Counts, NDArray[np.int64]]:
@@ -143,7 +126,7 @@ def _even(table: Table, batch: int, ranks: int) -> Traffic:
     total = table.ids * batch * ranks
     unique = min(total, table.distinct(batch) * ranks)
     touched = min(unique, table.distinct(batch * ranks), table.rows)
-    return Traffic(*(np.full((1, ranks), value / ranks) for value in (total, unique, touched)))
+    return Traffic(*(np.full(ranks, value / ranks) for value in (total, unique, touched)))
 
 
 def _draws(table: Table, exponent: float, distinct: float, ids: int) -> float:
@@ -162,7 +145,7 @@ def never(share_K: Counts) -> Counts:
     return np.asarray(np.log1p(-np.minimum(share_K, 1 - 1e-15)))
 
 
-def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, seed: int) -> Traffic:
+def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int) -> Traffic:
     """Each rank's batch has `ids` ids, with as many different ones as `draws` independent draws."""
     count_K, share_K, first_K = kinds(table.rows, exponent, ranks)
     owner_K = owners(first_K, table, ranks)
@@ -170,12 +153,7 @@ def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int, se
     def by_rank(values_K: Counts) -> Counts:
         return np.asarray(np.bincount(owner_K, values_K, minlength=ranks), np.float64)
 
-    # Rounding must not make the probabilities add up to more than one.
-    mass_R = by_rank(count_K * share_K)
-    mass_R /= mass_R.sum()
-    never_K = never(share_K)
+    raw_R, never_K = ids * ranks * by_rank(count_K * share_K), never(share_K)
     unique_R = ranks * by_rank(count_K * -np.expm1(draws * never_K))
     touched_R = by_rank(count_K * -np.expm1(draws * ranks * never_K))
-    raw_NR = np.random.default_rng(seed).multinomial(ids * ranks, mass_R, size=DRAWN_BATCHES).astype(np.float64)
-    shape = raw_NR.shape
-    return Traffic(raw_NR, np.minimum(raw_NR, np.broadcast_to(unique_R, shape)), np.broadcast_to(touched_R, shape))
+    return Traffic(raw_R, np.minimum(raw_R, unique_R), touched_R)
