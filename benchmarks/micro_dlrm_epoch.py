@@ -26,7 +26,6 @@ from recperf.train.config import one_cycle
 from recperf.train.device import applied
 from recperf.train.loop import Position, train
 from recperf.train.metrics import binary_metrics
-from recperf.workloads.clicks import SampledRows
 from recperf.workloads.micro_dlrm.build import ClickTrial, PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig, default
 
@@ -135,8 +134,7 @@ def compare(epochs: int, path: Path | None) -> float:
         ours_rate.append(rows / ours_seconds)
         usual_rate.append(rows / usual_seconds)
         ratios.append(usual_seconds / ours_seconds)
-    assert isinstance(prepared.source, SampledRows)
-    ours_score, usual_score = trial.metrics(trial.predictions()), usual.score(prepared.source.valid)
+    ours_score, usual_score = trial.metrics(trial.predictions()), usual.score(prepared.source.samples("valid"))
     conditions = {
         "batch": config.train.batch_size,
         "rows": rows,

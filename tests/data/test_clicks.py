@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recperf.data import clicks
-from recperf.data.clicks import build, split_rows
+from recperf.data.clicks import Clicks, split_rows
 from recperf.data.config import MovieLensConfig
 from recperf.data.movielens import GENRES, MovieLens
 from recperf.data.movielens_like import generate
+from recperf.data.rows import Rows
 from recperf.errors import DataError
 
 T = TypeVar("T")
@@ -73,31 +74,31 @@ def flipped(data: MovieLens, rows: NDArray[np.bool_]) -> MovieLens:
     return replace(data, rating=np.where(rows, np.where(data.rating >= 4, 1, 5), data.rating))
 
 
-def same_features(left: clicks.ClickArrays, right: clicks.ClickArrays) -> bool:
-    return left.dense.tobytes() == right.dense.tobytes() and left.ids.tobytes() == right.ids.tobytes()
+def same_features(left: Rows, right: Rows) -> bool:
+    return left.dense_ND.tobytes() == right.dense_ND.tobytes() and left.ids_NS.tobytes() == right.ids_NS.tobytes()
 
 
 @steady
 @given(datasets(), configs)
 def test_no_validation_label_reaches_any_feature(data: MovieLens, config: MovieLensConfig) -> None:
-    before = possible(build, data, config)
-    after = build(flipped(data, split_rows(data, config)), config)
-    assert same_features(before.train, after.train)
-    assert same_features(before.valid, after.valid)
-    assert np.array_equal(before.train.labels, after.train.labels)
-    assert np.array_equal(before.valid.labels, 1 - after.valid.labels)
+    before = possible(Clicks, data, config)
+    after = Clicks(flipped(data, split_rows(data, config)), config)
+    assert same_features(before.every("train", 1), after.every("train", 1))
+    assert same_features(before.every("valid", 1), after.every("valid", 1))
+    assert np.array_equal(before.labels("train"), after.labels("train"))
+    assert np.array_equal(before.labels("valid"), 1 - after.labels("valid"))
 
 
 @steady
 @given(datasets(), configs, st.integers(0, 10**6))
 def test_no_training_row_sees_its_own_label(data: MovieLens, config: MovieLensConfig, pick: int) -> None:
-    before = possible(build, data, config)
+    before = possible(Clicks, data, config)
     training = np.flatnonzero(~split_rows(data, config))
     place = pick % len(training)
-    after = build(flipped(data, np.arange(len(data.user)) == training[place]), config)
-    assert before.train.dense[place].tobytes() == after.train.dense[place].tobytes()
-    assert np.array_equal(before.train.ids, after.train.ids)
-    assert before.train.labels[place] != after.train.labels[place]
+    after = Clicks(flipped(data, np.arange(len(data.user)) == training[place]), config)
+    assert before.every("train", 1).dense_ND[place].tobytes() == after.every("train", 1).dense_ND[place].tobytes()
+    assert np.array_equal(before.every("train", 1).ids_NS, after.every("train", 1).ids_NS)
+    assert before.labels("train")[place] != after.labels("train")[place]
 
 
 def slow_history(data: MovieLens, valid: NDArray[np.bool_]) -> list[tuple[float, int]]:
@@ -122,14 +123,15 @@ def test_mean_and_count_equal_a_plain_loop(data: MovieLens, config: MovieLensCon
 @steady
 @given(datasets(), configs)
 def test_ids_unseen_in_training_become_row_0(data: MovieLens, config: MovieLensConfig) -> None:
-    built = possible(build, data, config)
+    built = possible(Clicks, data, config)
     valid = split_rows(data, config)
     raw = (data.user, data.item, data.occupation[data.user])
     for feature, column in enumerate(raw):
         seen = set(column[~valid].tolist())
-        assert built.train.ids[feature].tolist() == column[~valid].tolist()
-        assert built.valid.ids[feature].tolist() == [value if value in seen else 0 for value in column[valid].tolist()]
-        assert column.max() < built.rows[feature]
+        assert built.every("train", 1).ids_NS[:, feature].tolist() == column[~valid].tolist()
+        known = [value if value in seen else 0 for value in column[valid].tolist()]
+        assert built.every("valid", 1).ids_NS[:, feature].tolist() == known
+        assert column.max() < built.table_rows[feature]
 
 
 @steady
@@ -150,17 +152,17 @@ def test_cold_users_never_train() -> None:
     cold = np.unique(data.user[valid])
     assert len(cold) == 4
     assert not np.isin(data.user[~valid], cold).any()
-    built = build(data, config)
-    assert (built.valid.ids[0] == 0).all()
-    count = built.valid.dense[:, built.dense_names.index("user count")]
+    built = Clicks(data, config)
+    assert (built.every("valid", 1).ids_NS[:, 0] == 0).all()
+    count = built.every("valid", 1).dense_ND[:, built.dense_names.index("user count")]
     assert (count == 0).all()
-    mean = built.valid.dense[:, built.dense_names.index("user mean")]
-    assert np.allclose(mean, (built.train.labels.mean() - 0.5) * 4)
+    mean = built.every("valid", 1).dense_ND[:, built.dense_names.index("user mean")]
+    assert np.allclose(mean, (built.labels("train").mean() - 0.5) * 4)
 
 
 @pytest.mark.parametrize(("split", "ratings"), [("random", 1), ("random", 2), ("last", 5), ("cold", 1)])
 def test_a_split_that_leaves_a_side_empty_is_refused(split: Split, ratings: int) -> None:
     rows = [(row + 1, 1, 5, row) for row in range(ratings)]
     with pytest.raises(DataError, match="leaves no row to") as caught:
-        build(small_dataset(rows), MovieLensConfig(split=split))
+        Clicks(small_dataset(rows), MovieLensConfig(split=split))
     assert caught.value.fix

@@ -17,7 +17,7 @@ from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.train.metrics import binary_metrics
-from recperf.workloads.click_candidates import imported_strongest
+from recperf.workloads.click_candidates import strongest_feature
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -111,5 +111,5 @@ def test_a_column_that_holds_the_label_is_named(tmp_path: Path) -> None:
     (tmp_path / "ads.csv").write_text("\n".join(["user,ad,age,refund,clicked", *lines]))
     options = ClickOptions(clicks=tmp_path / "ads.csv", label="clicked", categorical="user,ad", numeric="age,refund")
     import_clicks(options, tmp_path / "store")
-    name, area = imported_strongest(ImportedClicks(tmp_path / "store", SplitConfig())) or ("", 0.0)
+    name, area = strongest_feature(ImportedClicks(tmp_path / "store", SplitConfig())) or ("", 0.0)
     assert (name, area) == ("refund", 1.0)

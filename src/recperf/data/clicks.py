@@ -7,7 +7,6 @@ rows, and every scaling is a constant written here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,65 +15,60 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from .config import SplitConfig
 from .movielens import MovieLens
+from .rows import Rows, Split, SplitRows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Rows = NDArray[np.bool_]
+Marks = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClickArrays:
-    """Training or validation rows, in the order of the file."""
+class Clicks(SplitRows):
+    """Ratings as click rows. An id that no training row has is 0."""
 
-    dense: NDArray[np.float32]
-    """[rows, dense features], in the order of `Clicks.dense_names`."""
-    ids: Ints
-    """[sparse features, rows], in the order of `Clicks.feature_names`; 0 stands for an id that no training row has."""
-    labels: NDArray[np.float32]
-    """[rows], 1 for a click."""
-    users: Ints
-    """[rows], as numbered in the data, also those that no training row has."""
-    items: Ints
-    times: Ints
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Clicks:
-    train: ClickArrays
-    valid: ClickArrays
-    rows: tuple[int, ...]
-    """Rows that the table of each sparse feature needs: its largest possible id + 1."""
-    feature_names: tuple[str, ...]
-    dense_names: tuple[str, ...]
-
-
-def build(data: MovieLens, config: SplitConfig) -> Clicks:
-    """Split the ratings and turn both sides into arrays."""
-    valid = split_rows(data, config)
-    labels = data.liked
-    sparse = data.id_features()
-    ids = np.stack([_known_in_training(ids, valid) for ids, _ in sparse.values()])
-    mean, count = user_history(data.user, labels, valid)
-    features = dense_features(data, mean, count)
-    dense = np.stack(list(features.values()), axis=1).astype(np.float32)
-
-    def side(rows: Rows) -> ClickArrays:
-        return ClickArrays(
-            dense=dense[rows],
-            ids=np.ascontiguousarray(ids[:, rows]),
-            labels=labels[rows].astype(np.float32),
-            users=data.user[rows],
-            items=data.item[rows],
-            times=data.timestamp[rows],
+    def __init__(self, ratings: MovieLens, config: SplitConfig) -> None:
+        valid_N = split_rows(ratings, config)
+        sparse = ratings.id_features()
+        features = dense_features(ratings, *user_history(ratings.user, ratings.liked, valid_N))
+        self.ratings, self.config = ratings, config
+        self.keys, self.dense_names = tuple(sparse), tuple(features)
+        self.slots = (1,) * len(sparse)
+        self.table_rows = tuple(rows for _, rows in sparse.values())
+        """Rows that the table of each sparse feature needs: its largest possible id + 1."""
+        self.rows = Rows(
+            np.stack(list(features.values()), axis=1).astype(np.float32),
+            np.stack([_known_in_training(ids, valid_N) for ids, _ in sparse.values()], axis=1).astype(np.int32),
+            ratings.liked.astype(np.uint8),
         )
+        train_N = np.flatnonzero(~valid_N)
+        self.index = {"train": train_N, "valid": np.flatnonzero(valid_N), "fit": train_N, "choose": train_N[:0]}
 
-    return Clicks(
-        train=side(~valid),
-        valid=side(valid),
-        rows=tuple(rows for _, rows in sparse.values()),
-        feature_names=tuple(sparse),
-        dense_names=tuple(features),
-    )
+    def _at(self, index: Ints) -> Rows:
+        return self.rows.take(index)
+
+    def labels(self, split: Split) -> NDArray[np.uint8]:
+        return self.rows.labels_N[self.index[split]]
+
+    def role_ids(self, role: str, split: Split) -> Ints:
+        """As numbered in the data, also those that no training row has."""
+        ids_N: Ints = getattr(self.ratings, role)[self.index[split]]
+        return ids_N
+
+    def times(self, split: Split) -> Ints:
+        return self.ratings.timestamp[self.index[split]]
+
+    def verified(self) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the data for a result."""
+        return {
+            "name": self.ratings.name,
+            "digest": self.ratings.digest,
+            "rows": len(self.rows),
+            "train_rows": self.count("train"),
+            "valid_rows": self.count("valid"),
+            "split": self.config.split,
+            "synthetic": self.ratings.synthetic,
+        }
 
 
 def dense_features(data: MovieLens, mean: Floats, count: Ints) -> dict[str, NDArray[Any]]:
@@ -87,14 +81,14 @@ def dense_features(data: MovieLens, mean: Floats, count: Ints) -> dict[str, NDAr
     }
 
 
-def split_rows(data: MovieLens, config: SplitConfig) -> Rows:
+def split_rows(data: MovieLens, config: SplitConfig) -> Marks:
     """Mark the validation rows; the answer never depends on a rating's value."""
     return mark_validation(config, name=data.name, rows=len(data.user), users=data.user, times=data.timestamp)
 
 
 def mark_validation(
     config: SplitConfig, *, name: str, rows: int, users: Ints | None = None, times: NDArray[Any] | None = None
-) -> Rows:
+) -> Marks:
     """Mark the validation rows among rows with a user and a time each, where those are known.
 
     Rows of the same time, or without one, count in the order of the file.
@@ -127,7 +121,7 @@ def mark_validation(
     return valid
 
 
-def _last_of_each_user(users: Ints, times: NDArray[Any], config: SplitConfig) -> Rows:
+def _last_of_each_user(users: Ints, times: NDArray[Any], config: SplitConfig) -> Marks:
     size = len(users)
     order = np.lexsort((np.arange(size), times, users))
     count = np.bincount(users)
@@ -139,13 +133,13 @@ def _last_of_each_user(users: Ints, times: NDArray[Any], config: SplitConfig) ->
     return valid
 
 
-def _known_in_training(ids: Ints, valid: Rows) -> Ints:
+def _known_in_training(ids: Ints, valid: Marks) -> Ints:
     known = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
     known[ids[~valid]] = True
     return np.where(known[ids], ids, 0)
 
 
-def user_history(user: Ints, labels: Rows, valid: Rows) -> tuple[Floats, Ints]:
+def user_history(user: Ints, labels: Marks, valid: Marks) -> tuple[Floats, Ints]:
     """For each row, the mean label and number of its user's training rows, the row itself left out.
 
     Where the user has no other training row the mean is that of all other training rows, and 0.5 where there are none.

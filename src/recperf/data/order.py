@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from ..ops.hashing import hash_int
 from .batch import ClickBatch, JaggedFeatures, Tensors, largest_ids
-from .rows import EMPTY, Rows, Split
+from .rows import EMPTY, Rows, Split, SplitRows
 
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
@@ -67,13 +66,6 @@ class Samples(Tensors):
     dense_ND: Tensor
     ids_FN: Tensor
     labels_N: Tensor
-    users_N: Tensor | None = None
-    """The user of each sample, also of users whose id in `ids_FN` is 0; None where samples have no user."""
-    items_N: Tensor | None = None
-    times_N: Tensor | None = None
-    """None where samples have no time."""
-    dense_names: tuple[str, ...] = ()
-    """Names of the dense features, where they are known."""
 
     def __len__(self) -> int:
         return self.labels_N.shape[0]
@@ -159,33 +151,11 @@ def cut(samples: Samples, batch_size: int, start: int = 0) -> Iterator[ClickBatc
     return generate()
 
 
-class ClickRows(Protocol):
-    """What an order reads: click rows by their position within the training or the validation rows."""
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Names of the sparse features."""
-        ...
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """Most ids a row has of each of them."""
-        ...
-
-    def count(self, split: Split) -> int: ...
-
-    def rows_of(self, split: Split, first: int, last: int) -> Rows: ...
-
-    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
-        """Single rows, in any order; only these are read."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClickOrder:
     """Every row of a split once per epoch, shuffled by blocks; the last batch may be smaller."""
 
-    store: ClickRows
+    store: SplitRows
     batch_size: int
     seed: int
     split: Split = "train"

@@ -5,6 +5,7 @@ Shapes: N rows, D numbers, S slots of ids (one for each id a row can have).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,44 @@ class Rows:
     def take(self, order_N: NDArray[np.int64]) -> Rows:
         """The same rows in another order."""
         return Rows(self.dense_ND.take(order_N, axis=0), self.ids_NS.take(order_N, axis=0), self.labels_N.take(order_N))
+
+
+class SplitRows(ABC):
+    """Click rows by their position within the rows of a split."""
+
+    keys: tuple[str, ...]
+    slots: tuple[int, ...]
+    index: dict[Split, NDArray[np.int64]]
+    """The rows of each split, ascending."""
+
+    @abstractmethod
+    def _at(self, index: NDArray[np.int64]) -> Rows:
+        """Rows by ascending numbers."""
+
+    def count(self, split: Split) -> int:
+        return len(self.index[split])
+
+    def rows_of(self, split: Split, first: int, last: int) -> Rows:
+        return self._at(self.index[split][first:last])
+
+    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+        """Single rows, in any order."""
+        distinct, where = np.unique(places, return_inverse=True)
+        return self._at(self.index[split][distinct]).take(where)
+
+    def every(self, split: Split, step: int) -> Rows:
+        return self._at(self.index[split][::step])
+
+
+class MemoryRows(SplitRows):
+    """Rows in memory as the only split."""
+
+    def __init__(self, keys: tuple[str, ...], slots: tuple[int, ...], rows: Rows) -> None:
+        self.keys, self.slots, self.rows = keys, slots, rows
+        self.index = {"valid": np.arange(len(rows))}
+
+    def _at(self, index: NDArray[np.int64]) -> Rows:
+        return self.rows.take(index)
 
 
 def optional_package(name: str) -> Any:

@@ -11,18 +11,17 @@ Shapes: N scored rows, P pairs of a row and an item, I items, D dense features, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.batch import ClickBatch
-from ..data.order import ClickOrder, Samples, cut
-from ..data.rows import Rows, Split
+from ..data.order import ClickOrder
+from ..data.rows import MemoryRows, Rows, Split
 from ..execution.workload import ScoredRows
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, click_rules
 from ..train.metrics import auc
@@ -30,6 +29,9 @@ from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repea
 
 if TYPE_CHECKING:
     from ..data.click_store.imported import ImportedClicks
+    from ..data.clicks import Clicks
+
+    ClickRows = ImportedClicks | Clicks
 
 AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
@@ -119,31 +121,13 @@ def _size(train_N: Tensor, valid_N: Tensor) -> int:
     return 1 + max(int(train_N.max()), int(valid_N.max()))
 
 
-def of_samples(train: Samples, valid: Samples, batch_size: int) -> ClickCatalogue | None:
-    """Of rows in memory; None where they have no user or no item."""
-    sides = [ScoredRows(one.labels_N, one.users_N, one.items_N) for one in (train, valid)]
-    if any(side.users_N is None or side.items_N is None for side in sides):
+def catalogue_of(clicks: ClickRows, batch_size: int) -> ClickCatalogue | None:
+    """The items of training rows, which are read a part at a time; None where rows have no user or no item."""
+    train, valid = (scored_rows(clicks, split) for split in SPLITS)
+    if train.users_N is None or train.items_N is None or valid.items_N is None:
         return None
-    (_, train_N), (_, valid_N) = map(_owners, sides)
-    columns = ItemColumns(_size(train_N, valid_N), train.dense_ND.shape[1], len(train.keys))
-    columns.add(train_N, train.dense_ND, train.ids_FN.t())
-
-    def batches(rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
-        dense_PD, ids_PS = columns.replaced(items_P, valid.dense_ND[rows_P], valid.ids_FN.t()[rows_P])
-        samples = Samples(keys=valid.keys, dense_ND=dense_PD, ids_FN=ids_PS.t(), labels_N=valid.labels_N[rows_P])
-        return cut(samples, batch_size)
-
-    return ClickCatalogue(sides[0], sides[1], columns, batches)
-
-
-def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | None:
-    """Of imported rows, which are read a part at a time; None where they have no user or no item."""
-    sides = [imported_rows(clicks, split) for split in SPLITS]
-    if any(side.users_N is None or side.items_N is None for side in sides):
-        return None
-    (_, train_N), (_, valid_N) = map(_owners, sides)
-    columns = ItemColumns(_size(train_N, valid_N), len(clicks.dense_names), sum(clicks.slots))
-    add_training_rows(clicks, (train_N, columns))
+    columns = ItemColumns(_size(train.items_N, valid.items_N), len(clicks.dense_names), sum(clicks.slots))
+    add_training_rows(clicks, (train.items_N, columns))
 
     def batches(rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
         rows = clicks.take("valid", rows_P.numpy())
@@ -154,10 +138,10 @@ def of_imported(clicks: ImportedClicks, batch_size: int) -> ClickCatalogue | Non
         store = MemoryRows(clicks.keys, clicks.slots, replaced)
         return ClickOrder(store=store, batch_size=batch_size, seed=0, split="valid").cut()
 
-    return ClickCatalogue(sides[0], sides[1], columns, batches)
+    return ClickCatalogue(train, valid, columns, batches)
 
 
-def add_training_rows(clicks: ImportedClicks, *columns: tuple[Tensor, ItemColumns]) -> None:
+def add_training_rows(clicks: ClickRows, *columns: tuple[Tensor, ItemColumns]) -> None:
     """Gather columns from the training rows; each comes with the item, or the user, of every row."""
     for first in range(0, clicks.count("train"), AT_ONCE):
         rows = clicks.rows_of("train", first, first + AT_ONCE)
@@ -171,41 +155,8 @@ def part_of(rows: Rows, first: int, last: int) -> Rows:
     return Rows(rows.dense_ND[here], rows.ids_NS[here], rows.labels_N[here])
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryRows:
-    """Rows in memory, as an order of batches reads them."""
-
-    keys: tuple[str, ...]
-    slots: tuple[int, ...]
-    rows: Rows
-
-    def count(self, split: Split) -> int:
-        return len(self.rows)
-
-    def rows_of(self, split: Split, first: int, last: int) -> Rows:
-        return part_of(self.rows, first, last)
-
-    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
-        return self.rows.take(places)
-
-
-def strongest_feature(train: Samples, valid: Samples) -> tuple[str, float] | None:
-    """The column whose own AUC on the validation rows is highest: a number as it is, an id by the share of positive
-    training labels that it has."""
-    scores = {f"dense feature {place + 1}": valid.dense_ND[:, place] for place in range(valid.dense_ND.shape[1])}
-    scores |= {name: scores.pop(f"dense feature {place + 1}") for place, name in enumerate(valid.dense_names)}
-    for key, train_N, valid_N in zip(train.keys, train.ids_FN, valid.ids_FN):
-        size = 1 + max(int(train_N.max()), int(valid_N.max()))
-        positives, count = (torch.bincount(train_N, weights, size) for weights in (train.labels_N.double(), None))
-        overall = float(train.labels_N.double().mean())
-        scores[key] = ((positives + overall) / (count + 1))[valid_N]
-    areas = {name: auc(scores_N, valid.labels_N) for name, scores_N in scores.items()}
-    areas = {name: max(area, 1 - area) for name, area in areas.items()}
-    return max(areas.items(), key=lambda pair: pair[1], default=None)
-
-
-def imported_rows(clicks: ImportedClicks, split: Split = "valid") -> ScoredRows:
-    """The labels, users, items and times of imported clicks."""
+def scored_rows(clicks: ClickRows, split: Split = "valid") -> ScoredRows:
+    """The labels, users, items and times of a split."""
     labels_N = torch.from_numpy(clicks.labels(split)).float()
     columns = (clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split))
     return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
@@ -262,32 +213,29 @@ def _items_before(clicks: ImportedClicks, step: int) -> dict[str, tuple[Tensor, 
     return {key: (torch.from_numpy(train), torch.from_numpy(scored)) for key, (train, scored) in columns.items()}
 
 
-def _feature_rows(clicks: ImportedClicks, rows: Rows, before: dict[str, Tensor] | None = None) -> FeatureRows:
+def _feature_rows(clicks: ClickRows, rows: Rows, before: dict[str, Tensor] | None = None) -> FeatureRows:
     columns = torch.split(torch.from_numpy(rows.ids_NS).long(), list(clicks.slots), dim=1)
     ids = {key: column[:, 0] if column.shape[1] == 1 else column for key, column in zip(clicks.keys, columns)}
     dense_ND = torch.from_numpy(rows.dense_ND)
-    if not clicks.columns.numeric:
+    if clicks.dense_names == ("constant",):
         dense_ND = dense_ND[:, :0]
     labels_N = torch.from_numpy(rows.labels_N).float()
     return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=labels_N, before=before or {})
 
 
-def imported_strongest(clicks: ImportedClicks) -> tuple[str, float] | None:
-    """The column of imported clicks whose own AUC is highest; of columns with several categories none is considered."""
-    sides = []
-    for split in SPLITS:
-        step = -(-clicks.count(split) // MOST_TRAINING_ROWS)
-        rows = _feature_rows(clicks, clicks.every(split, step))
-        ids = {key: ids_N for key, ids_N in rows.ids.items() if ids_N.dim() == 1}
-        columns = list(ids.values())
-        ids_FN = torch.stack(columns) if columns else torch.zeros(0, len(rows.labels_N), dtype=torch.int64)
-        sides.append(
-            Samples(
-                keys=tuple(ids),
-                dense_ND=rows.dense_ND,
-                ids_FN=ids_FN,
-                labels_N=rows.labels_N,
-                dense_names=clicks.dense_names if rows.dense_ND.shape[1] else (),
-            )
-        )
-    return strongest_feature(*sides)
+def strongest_feature(clicks: ClickRows) -> tuple[str, float] | None:
+    """The column whose own AUC on the validation rows is highest: a number as it is, an id by the share of positive
+    training labels that it has; columns with several ids are not considered."""
+    steps = (-(-clicks.count(split) // MOST_TRAINING_ROWS) for split in SPLITS)
+    train, valid = (_feature_rows(clicks, clicks.every(split, step)) for split, step in zip(SPLITS, steps))
+    scores = dict(zip(clicks.dense_names, valid.dense_ND.t()))
+    for key, train_N in train.ids.items():
+        if train_N.dim() > 1:
+            continue
+        valid_N, labels_N = valid.ids[key], train.labels_N.double()
+        size = _size(train_N, valid_N)
+        positives, count = torch.bincount(train_N, labels_N, size), torch.bincount(train_N, minlength=size)
+        scores[key] = ((positives + labels_N.mean()) / (count + 1))[valid_N]
+    areas = {name: auc(scores_N, valid.labels_N) for name, scores_N in scores.items()}
+    areas = {name: max(area, 1 - area) for name, area in areas.items()}
+    return max(areas.items(), key=lambda pair: pair[1], default=None)

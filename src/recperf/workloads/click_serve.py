@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from ..data.batch import ClickBatch
 from ..data.click_store.imported import ImportedClicks
-from ..data.clicks import dense_features, split_rows
+from ..data.clicks import Clicks, dense_features
 from ..data.order import ClickOrder
-from ..data.rows import EMPTY, Ids, Rows, Table, Unknown, pyarrow
+from ..data.rows import EMPTY, Ids, MemoryRows, Rows, Table, Unknown, pyarrow
 from ..errors import UsageError
 from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ..models.dlrm import DLRM, make_interaction
@@ -32,11 +32,11 @@ from ..models.tiers.config import TablesConfig, scored_only
 from ..stop import poll
 from ..train.device import Settings, choose
 from ..train.ranking import grouped_items, log_shares
-from .click_candidates import SHOWN, ItemColumns, MemoryRows, add_training_rows, part_of
+from .click_candidates import SHOWN, ItemColumns, add_training_rows
 from .clicks import SCORING_BATCH, largest_product
 from .dlrm.build import ConfiguredDLRM, readable
 from .dlrm.config import DLRMWorkloadConfig
-from .micro_dlrm.config import MicroDLRMConfig, check_sizes, imported, read
+from .micro_dlrm.config import MicroDLRMConfig, rows_of
 
 Longs = NDArray[np.int64]
 
@@ -74,7 +74,7 @@ class ServedClicks(Served):
         return torch.cat(logits).cpu()
 
     def first(self, inputs: Rows, rows: int) -> Rows:
-        return part_of(inputs, 0, rows)
+        return inputs.take(np.arange(min(rows, len(inputs))))
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int]]:
         """Whole batches of so many rows, the last one shorter."""
@@ -245,9 +245,10 @@ def serve_micro_dlrm(config: MicroDLRMConfig) -> Served:
     product = largest_product(config.model, config.train.batch_size)
     settings = choose(config.train, largest_product_flops=product)
     model = DLRM(config.model).to(settings.device)
-    if config.data.has_clicks:
-        return ServedImported(imported(config.data), model, settings)
-    return ServedRatings(config, model, settings)
+    clicks = rows_of(config)
+    if isinstance(clicks, Clicks):
+        return ServedRatings(clicks, model, settings)
+    return ServedImported(clicks, model, settings)
 
 
 class ServedRatings(ServedClicks):
@@ -256,14 +257,11 @@ class ServedRatings(ServedClicks):
     users: Ids
     items: Ids
 
-    def __init__(self, config: MicroDLRMConfig, model: DLRM, settings: Settings) -> None:
+    def __init__(self, clicks: Clicks, model: DLRM, settings: Settings) -> None:
         self.model, self.settings = model, settings
-        self.ratings, self.clicks = read(config.data)
-        self.data_digest = self.ratings.digest
-        check_sizes(config.model, self.clicks)
-        self.keys, self.slots = self.clicks.feature_names, (1,) * len(self.clicks.feature_names)
-        self.dense_names = self.clicks.dense_names
-        self.valid_N = split_rows(self.ratings, config.data)
+        self.clicks = clicks
+        self.ratings, self.data_digest = clicks.ratings, clicks.ratings.digest
+        self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
         self.roles = {"user": ("user", "user_id", "userId"), "item": ("item", "item_id", "itemId", "movieId")}
         self.users, self.items = self._ids("user", self.ratings.user), self._ids("item", self.ratings.item)
 
@@ -275,7 +273,7 @@ class ServedRatings(ServedClicks):
     @cached_property
     def _trained(self) -> tuple[list[Any], Any, Any]:
         """Which ids of each sparse feature training rows have; each user's mean label and number of those rows."""
-        data, training = self.ratings, ~self.valid_N
+        data, training = self.ratings, self.clicks.index["train"]
         known = []
         for ids, _ in data.id_features().values():
             known.append(np.zeros(int(ids.max()) + 1, np.bool_))
@@ -321,22 +319,21 @@ class ServedRatings(ServedClicks):
         return Rows(dense_ND, np.stack(ids, 1).astype(np.int32), np.zeros(len(users_N), np.uint8))
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
-        data, valid = self.ratings, self.clicks.valid
+        clicks = self.clicks
         rows = pyarrow().table({
-            "user": self.users.of_numbers(data.user[self.valid_N]),
-            "item": self.items.of_numbers(data.item[self.valid_N]),
-            "time": data.timestamp[self.valid_N],
-            "label": valid.labels.astype(np.int8),
+            "user": self.users.of_numbers(clicks.role_ids("user", "valid")),
+            "item": self.items.of_numbers(clicks.role_ids("item", "valid")),
+            "time": clicks.times("valid"),
+            "label": clicks.labels("valid").astype(np.int8),
         })  # fmt: skip
-        inputs = Rows(valid.dense, valid.ids.T.astype(np.int32), valid.labels.astype(np.uint8))
         for first, last in self.blocks(len(rows)):
-            yield rows.slice(first, last - first), part_of(inputs, first, last)
+            yield rows.slice(first, last - first), clicks.rows_of("valid", first, last)
 
     @cached_property
     def train_places(self) -> tuple[Tensor, Tensor]:
         users_N, items_N = (
-            torch.from_numpy(np.searchsorted(ids.numbers_V, numbers_N[~self.valid_N]))
-            for ids, numbers_N in ((self.users, self.ratings.user), (self.items, self.ratings.item))
+            torch.from_numpy(np.searchsorted(ids.numbers_V, self.clicks.role_ids(role, "train")))
+            for ids, role in ((self.users, "user"), (self.items, "item"))
         )
         return users_N, items_N
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..config import to_json
 from ..data.batch import ClickBatch
-from ..data.order import WHOLE, ClickOrder, RankPart, Samples, cut, cut_part
+from ..data.clicks import Clicks
+from ..data.order import WHOLE, ClickOrder, RankPart, Samples
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Scores
-from ..errors import ConfigError
 from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
@@ -33,12 +33,10 @@ from ..train.metrics import binary_metrics
 from ..train.ranking import Scorer
 from .click_candidates import (
     ClickCatalogue,
+    catalogue_of,
     fitted_step,
     imported_logits,
-    imported_rows,
-    imported_strongest,
-    of_imported,
-    of_samples,
+    scored_rows,
     strongest_feature,
 )
 
@@ -87,42 +85,14 @@ class DrawnRows:
     def verified(self) -> None: ...
 
 
-class SampledRows:
-    """Training and validation rows in memory."""
-
-    choosing_rows, scoring_batch = 0, SCORING_BATCH
-
-    def __init__(self, train: Samples, valid: Samples, data: dict[str, Any], device: torch.device) -> None:
-        self.train, self.valid, self.data, self._on_device = train, valid, data, valid.to(device)
-        self.valid_rows = ScoredRows(valid.labels_N, valid.users_N, valid.items_N, valid.times_N)
-
-    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
-        rows = self._on_device
-        return cut(rows, SCORING_BATCH) if part == WHOLE else cut_part(rows, SCORING_BATCH, part)
-
-    def scored_rows(self) -> ScoredRows:
-        return self.valid_rows
-
-    def baseline_logits(self) -> dict[str, Tensor]:
-        return bias_logits(self.train, self.valid)
-
-    def catalogue(self) -> ClickCatalogue | None:
-        return of_samples(self.train, self.valid, SCORING_BATCH)
-
-    def strongest_feature(self) -> tuple[str, float] | None:
-        return strongest_feature(self.train, self.valid)
-
-    def verified(self) -> None: ...
-
-
 class StoredRows:
-    """Imported clicks, read batch by batch."""
+    """Imported clicks, or ratings as clicks, read batch by batch."""
 
     scoring_batch = SCORING_BATCH
 
-    def __init__(self, clicks: ImportedClicks, device: torch.device | str) -> None:
+    def __init__(self, clicks: ImportedClicks | Clicks, device: torch.device | str) -> None:
         self.clicks, self.device, self.choosing_rows = clicks, device, clicks.count("choose")
-        train, step = clicks.count("train"), fitted_step(clicks)
+        train, step = clicks.count("train"), 1 if isinstance(clicks, Clicks) else fitted_step(clicks)
         self.data = {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
 
     def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
@@ -131,19 +101,21 @@ class StoredRows:
 
     @cached_property
     def valid_rows(self) -> ScoredRows:
-        return imported_rows(self.clicks)
+        return scored_rows(self.clicks)
 
     def scored_rows(self) -> ScoredRows:
         return self.valid_rows
 
     def baseline_logits(self) -> dict[str, Tensor]:
+        if isinstance(self.clicks, Clicks):
+            return bias_logits(self.samples("train"), self.samples("valid"))
         return imported_logits(self.clicks)
 
     def catalogue(self) -> ClickCatalogue | None:
-        return of_imported(self.clicks, SCORING_BATCH)
+        return catalogue_of(self.clicks, SCORING_BATCH)
 
     def strongest_feature(self) -> tuple[str, float] | None:
-        return imported_strongest(self.clicks)
+        return strongest_feature(self.clicks)
 
     def verified(self) -> dict[str, int] | None:
         return self.clicks.verified()
@@ -155,8 +127,7 @@ class StoredRows:
             keys=self.clicks.keys,
             dense_ND=torch.from_numpy(rows.dense_ND),
             ids_FN=torch.from_numpy(rows.ids_NS.astype(np.int64)).t(),
-            dense_names=self.clicks.dense_names,
-            **vars(imported_rows(self.clicks, split)),
+            labels_N=torch.from_numpy(rows.labels_N).float(),
         )
 
 
@@ -165,7 +136,7 @@ class PreparedRows(Prepared):
     of the batches that `held_out` yields, `choosing_rows` counts the training rows that are not trained on but choose
     the epoch, and `valid_rows` are the validation rows, None where each seed draws rows of its own."""
 
-    source: DrawnRows | SampledRows | StoredRows
+    source: DrawnRows | StoredRows
 
     @cached_property
     def _catalogue(self) -> ClickCatalogue | None:
@@ -188,23 +159,6 @@ class PreparedRows(Prepared):
 
     def verified(self) -> dict[str, int] | None:
         return self.source.verified()
-
-
-def require_tables(model: DLRMConfig, clicks: ImportedClicks) -> None:
-    """Refuse a model whose tables or dense features are not those of the data, as in a config of other rows."""
-    needed, rows = dict(zip(clicks.keys, clicks.table_rows)), dict(zip(model.features, model.rows))
-    differing = next((key for key in (*needed, *rows) if rows.get(key) != needed.get(key)), None)
-    if differing is not None:
-        sizes = (f"{table[differing]:,} rows" if differing in table else "no table" for table in (rows, needed))
-        what = f"for column {differing!r} the model has {next(sizes)}, the data needs {next(sizes)}"
-    elif model.dense != len(clicks.dense_names):
-        what = f"the model has {model.dense:,} dense features, the data {len(clicks.dense_names):,}"
-    elif model.features != clicks.keys:
-        what = "the model has the tables of the data in another order"
-    else:
-        return
-    fix = f"recperf run dlrm --data {clicks.manifest.name}"
-    raise ConfigError(what, where={"field": "model", "data": clicks.manifest.name}, fix=fix)
 
 
 class DLRMTrialState:

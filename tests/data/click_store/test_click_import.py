@@ -82,11 +82,11 @@ def test_encode_gives_what_the_import_stored(folder: Path) -> None:
     encoded, _ = clicks.encode(table(records()).append_column("more", pa.array(range(ROWS))))
     for split in ("train", "valid"):
         stored = clicks.rows_of(split, 0, clicks.count(split))  # type: ignore[arg-type]
-        at = clicks._index[split]  # type: ignore[index]
+        at = clicks.index[split]  # type: ignore[index]
         assert np.array_equal(encoded.dense_ND[at], stored.dense_ND)
         assert np.array_equal(encoded.ids_NS[at], stored.ids_NS)
     labels = np.array([row["clicked"] for row in records()], np.uint8)
-    assert np.array_equal(clicks.labels("valid"), labels[clicks._index["valid"]])
+    assert np.array_equal(clicks.labels("valid"), labels[clicks.index["valid"]])
     new, _ = clicks.encode(
         pa.table({"user_id": [1e6], "city": [" Oslo "], "genres": ["Comedy|None"], "price": ["nan"]})
     )
@@ -118,15 +118,15 @@ def test_splits_by_time_and_by_user(folder: Path) -> None:
     rows = records()
     times = np.array([row["ts"] for row in rows])
     by_time = ImportedClicks(folder, SplitConfig(split="time"))
-    assert times[by_time._index["train"]].max() <= times[by_time._index["valid"]].min()
+    assert times[by_time.index["train"]].max() <= times[by_time.index["valid"]].min()
     last = ImportedClicks(folder, SplitConfig(split="last"))
     users = np.array([row["user_id"] for row in rows])
     for user in set(users.tolist()):
-        held = times[[at for at in last._index["valid"] if users[at] == user]]
-        trained = times[[at for at in last._index["train"] if users[at] == user]]
+        held = times[[at for at in last.index["valid"] if users[at] == user]]
+        trained = times[[at for at in last.index["train"] if users[at] == user]]
         assert not len(held) or trained.max() <= held.min()
     cold = ImportedClicks(folder, SplitConfig(split="cold"))
-    assert not set(users[cold._index["train"]]) & set(users[cold._index["valid"]])
+    assert not set(users[cold.index["train"]]) & set(users[cold.index["valid"]])
 
 
 def test_hashed_categories_need_no_vocabulary(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_hashed_categories_need_no_vocabulary(tmp_path: Path) -> None:
     rows = clicks.rows_of("train", 0, clicks.count("train"))
     assert rows.ids_NS.max() <= 19
     assert abs(float(rows.dense_ND[:, 0].std()) - 1) < 0.1
-    assert np.array_equal(clicks.encode(table(records()))[0].ids_NS[clicks._index["train"]], rows.ids_NS)
+    assert np.array_equal(clicks.encode(table(records()))[0].ids_NS[clicks.index["train"]], rows.ids_NS)
 
 
 def test_ratings_and_criteo_need_no_options(tmp_path: Path) -> None:

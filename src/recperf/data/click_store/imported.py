@@ -22,7 +22,7 @@ from ...files import sha256
 from ..blocks import verified
 from ..clicks import mark_validation
 from ..config import SplitConfig
-from ..rows import EMPTY, Rows, Split, Unknown, pyarrow
+from ..rows import EMPTY, Rows, Split, SplitRows, Unknown, pyarrow
 from ..user_files.values import MISSING as MISSING_TEXTS
 from .columns import UNSEEN, damaged, open_columns
 from .encode import EARLIER, StoredColumns, encode_table, read_manifest
@@ -67,7 +67,7 @@ def open_clicks(folder: Path, split: SplitConfig) -> ImportedClicks:
     return ImportedClicks(folder, split)
 
 
-class ImportedClicks:
+class ImportedClicks(SplitRows):
     """The rows of an imported dataset as a model reads them; `order.ClickOrder` makes batches of them.
 
     `encode` gives the same for other rows of the same columns, to be scored.
@@ -79,6 +79,8 @@ class ImportedClicks:
         self.columns = StoredColumns.of(self.folder, self.manifest)
         self.arrays = open_columns(self.folder, self.manifest.parts[0], self.manifest.layout)
         self.rows = self.manifest.rows
+        self.keys = tuple(one.name for one, _ in self.columns.sparse)
+        self.slots = tuple(one.slots for one, _ in self.columns.sparse)
         if not self.columns.sparse:
             raise DataError(
                 f"{self.manifest.name} has no categorical column, which a model with tables needs",
@@ -88,7 +90,7 @@ class ImportedClicks:
         valid = self._validation_rows()
         train_N = np.flatnonzero(~valid)
         chooses_N = self._chooses(train_N)
-        self._index: dict[Split, NDArray[np.int64]] = {
+        self.index = {
             "train": train_N,
             "valid": np.flatnonzero(valid),
             "fit": train_N[~chooses_N],
@@ -115,15 +117,6 @@ class ImportedClicks:
         return found
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Names of the sparse features, which are the tables."""
-        return tuple(one.name for one, _ in self.columns.sparse)
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        return tuple(one.slots for one, _ in self.columns.sparse)
-
-    @property
     def table_rows(self) -> tuple[int, ...]:
         """Rows that the table of each sparse feature needs."""
         return tuple(int(rows.max()) + 1 for rows in self.tables)
@@ -134,27 +127,12 @@ class ImportedClicks:
         numbers = [one.name for one in self.columns.numeric]
         return (*numbers, *(f"{numbers[at]} missing" for at in self.indicators)) or ("constant",)
 
-    def count(self, split: Split) -> int:
-        return len(self._index[split])
-
-    def rows_of(self, split: Split, first: int, last: int) -> Rows:
-        """Rows of a split by their position in it."""
-        return self._at(self._index[split][first:last])
-
-    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
-        """Single rows of a split by their position in it, in any order."""
-        distinct, where = np.unique(places, return_inverse=True)
-        return self._at(self._index[split][distinct]).take(where)
-
-    def every(self, split: Split, step: int) -> Rows:
-        return self._at(self._index[split][::step])
-
     def labels(self, split: Split) -> NDArray[np.uint8]:
-        return np.asarray(self.arrays["labels"][self._index[split]])
+        return np.asarray(self.arrays["labels"][self.index[split]])
 
     def chooses(self) -> NDArray[np.bool_]:
         """Which training rows choose the epoch."""
-        return np.isin(self._index["train"], self._index["choose"])
+        return np.isin(self.index["train"], self.index["choose"])
 
     def _at(self, index: NDArray[np.int64]) -> Rows:
         return self._transform(self._raw("dense", index), self._raw("ids", index), self.arrays["labels"][index])
@@ -178,7 +156,7 @@ class ImportedClicks:
 
     def own_columns(self, split: Split, first: int, last: int) -> dict[str, Any]:
         """Rows of a split in the user's own values, as arrays of pyarrow by column; hashed columns are left out."""
-        arrow, index = pyarrow(), self._index[split][first:last]
+        arrow, index = pyarrow(), self.index[split][first:last]
         dense_ND, ids_NS = self._raw("dense", index), self._raw("ids", index)
         columns = {
             one.name: arrow.array(dense_ND[:, at], from_pandas=True) for at, one in enumerate(self.columns.numeric)
@@ -251,11 +229,11 @@ class ImportedClicks:
         name = getattr(self.manifest, role)
         if name not in self.keys:
             return None
-        return self._slot(name)[self._index[split]].astype(np.int64)
+        return self._slot(name)[self.index[split]].astype(np.int64)
 
     def times(self, split: Split) -> NDArray[np.int64] | None:
         """The time of every row of a split in microseconds; None if the dataset has no times."""
-        return np.asarray(self.arrays["times"][self._index[split]]) if "times" in self.arrays else None
+        return np.asarray(self.arrays["times"][self.index[split]]) if "times" in self.arrays else None
 
     def verified(self) -> dict[str, int]:
         """Bytes of the arrays that this process compared with their digests, and bytes of all of them."""
@@ -328,7 +306,7 @@ class ImportedClicks:
         edges = np.cumsum((0, *self.slots))
         listed = [vocabulary.values is not None for _, vocabulary in self.columns.sparse]
         if any(listed):
-            train = self._index["train"]
+            train = self.index["train"]
             for first in range(0, len(train), _AT_ONCE):
                 ids_NS = self._raw("ids", train[first : first + _AT_ONCE])
                 for at, count in enumerate(counts):
@@ -345,7 +323,7 @@ class ImportedClicks:
 
     def _fit_numbers(self) -> tuple[list[NumberScale], list[int]]:
         """The scale of each numeric column, and the columns that some training row lacks."""
-        train = self._index["train"]
+        train = self.index["train"]
         sample = self._raw("dense", train[:: -(-len(train) // _MOST_FITTED)])
         scales = [NumberScale.fit(sample[:, at]) for at in range(sample.shape[1])]
         return scales, [at for at in range(sample.shape[1]) if np.isnan(sample[:, at]).any()]

@@ -51,8 +51,8 @@ from ..clicks import (
     PreparedRows,
     StoredRows,
     largest_product,
-    require_tables,
 )
+from ..micro_dlrm.config import describe, require_tables
 from .config import (
     LESS,
     DLRMWorkloadConfig,
@@ -189,8 +189,7 @@ def check(config: DLRMWorkloadConfig) -> str:
         require_room(config)
     if config.data.source == "random":
         return f"synthetic batches, {config.data.ids} ids"
-    facts = readable(config).describe()
-    return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
+    return describe(readable(config))
 
 
 def readable(config: DLRMWorkloadConfig) -> ImportedClicks:

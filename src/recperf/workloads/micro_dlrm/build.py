@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch
-from ...data.clicks import ClickArrays, Clicks
-from ...data.config import MovieLensConfig
-from ...data.order import Samples, ShuffledOrder
+from ...data.order import ShuffledOrder
 from ...distributed.ranks import current
 from ...measure.cost import FLOAT, Cost
-from ...models.config import DLRMConfig, dlrm_step
+from ...models.config import dlrm_step
 from ...models.dlrm import DLRM
 from ...models.embeddings import StackedTables
 from ...train.device import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, choose, choose_graph
@@ -24,31 +21,25 @@ from ...train.optim import AdamW
 from ..clicks import (
     DLRMTrialState,
     PreparedRows,
-    SampledRows,
     StoredRows,
     largest_product,
     one_cycle_recipe,
-    require_tables,
 )
-from .config import MicroDLRMConfig, bounds, check_sizes, imported, read, require_room
+from .config import MicroDLRMConfig, bounds, require_room, rows_of
 
 
 class PreparedClicks(PreparedRows):
     """MovieLens or imported clicks, the rows to train on as tensors."""
+
+    source: StoredRows
 
     def __init__(self, config: MicroDLRMConfig) -> None:
         require_room(config)
         self.config = config
         product = largest_product(config.model, config.train.batch_size)
         self.settings = choose(config.train, largest_product_flops=product)
-        if config.data.has_clicks:
-            clicks = imported(config.data)
-            require_tables(config.model, clicks)
-            self.source = StoredRows(clicks, self.settings.device)
-            self.train = self.source.samples("fit")
-        else:
-            self.source = movielens_rows(config.data, self.settings.device, config.model)
-            self.train = self.source.train
+        self.source = StoredRows(rows_of(config), self.settings.device)
+        self.train = self.source.samples("fit")
         self.data = self.source.data
         self.target = bounds(config, self.data)
         lack = current().choose("", several=BETWEEN_RANKS)
@@ -100,34 +91,3 @@ class ClickTrial(DLRMTrialState):
         batch = batch.gathered() if isinstance(batch, IndexedBatch) else batch
         assert isinstance(self.model.embeddings, StackedTables)
         return self.model.embeddings.rows_of(batch.features)
-
-
-def movielens_rows(config: MovieLensConfig, device: torch.device, model: DLRMConfig | None = None) -> SampledRows:
-    """MovieLens, read and split."""
-    ratings, clicks = read(config)
-    if model is not None:
-        check_sizes(model, clicks)
-    train, valid = (_samples(clicks, side) for side in (clicks.train, clicks.valid))
-    facts = {
-        "name": ratings.name,
-        "digest": ratings.digest,
-        "rows": len(ratings.rating),
-        "train_rows": len(train),
-        "valid_rows": len(valid),
-        "split": config.split,
-        "synthetic": ratings.synthetic,
-    }
-    return SampledRows(train, valid, facts, device)
-
-
-def _samples(clicks: Clicks, arrays: ClickArrays) -> Samples:
-    return Samples(
-        keys=clicks.feature_names,
-        dense_names=clicks.dense_names,
-        dense_ND=torch.from_numpy(arrays.dense),
-        ids_FN=torch.from_numpy(arrays.ids).t().contiguous().t(),
-        labels_N=torch.from_numpy(arrays.labels),
-        users_N=torch.from_numpy(arrays.users),
-        items_N=torch.from_numpy(arrays.items),
-        times_N=torch.from_numpy(arrays.times),
-    )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ...data.click_store.imported import ImportedClicks
     from ...data.clicks import Clicks
     from ...data.datasets import Dataset
-    from ...data.movielens import MovieLens
     from ...plan.work import PlannedWorkload
     from ...runs.contract import Claim
 
@@ -113,12 +112,20 @@ def require_room(config: MicroDLRMConfig) -> None:
 def check(config: MicroDLRMConfig) -> str:
     """Check memory, data and table sizes without training; the line names the data."""
     require_room(config)
-    if config.data.has_clicks:
-        facts = imported(config.data).describe()
-        return f"{facts['name']}, {facts['rows']:,} rows, split {facts['split']}"
-    ratings, rows = read(config.data)
-    check_sizes(config.model, rows)
-    return describe(ratings)
+    return describe(rows_of(config))
+
+
+def describe(clicks: ImportedClicks | Clicks) -> str:
+    facts = clicks.describe()
+    synthetic = " (synthetic)" if facts["synthetic"] else ""
+    return f"{facts['name']}{synthetic}, {facts['rows']:,} rows, split {facts['split']}"
+
+
+def rows_of(config: MicroDLRMConfig) -> ImportedClicks | Clicks:
+    """The rows of a config, whose tables must fit them."""
+    clicks = imported(config.data) if config.data.has_clicks else ratings(config.data)
+    require_tables(config.model, clicks)
+    return clicks
 
 
 def imported(config: MovieLensConfig) -> ImportedClicks:
@@ -134,35 +141,29 @@ def imported(config: MovieLensConfig) -> ImportedClicks:
     return clicks
 
 
-def read(config: MovieLensConfig) -> tuple[MovieLens, Clicks]:
+def ratings(config: MovieLensConfig) -> Clicks:
     from ...data.catalogue import load
-    from ...data.clicks import build
+    from ...data.clicks import Clicks
 
-    ratings = load(config)
-    return ratings, build(ratings, config)
-
-
-def describe(ratings: MovieLens) -> str:
-    synthetic = " (synthetic)" if ratings.synthetic else ""
-    return f"{ratings.name}, {len(ratings.rating):,} ratings{synthetic}"
+    return Clicks(load(config), config)
 
 
-def check_sizes(model: DLRMConfig, clicks: Clicks) -> None:
-    """Refuse tables that are too small for the data's ids: a lookup in stacked tables would read another table."""
-    if model.features != clicks.feature_names:
-        raise ConfigError(f"model.features is {model.features}; the data has {clicks.feature_names}")
-    for name, rows, needed in zip(model.features, model.rows, clicks.rows):
-        if rows < needed:
-            raise ConfigError(
-                f"table {name!r} has {rows} rows, the data needs {needed}",
-                where={"field": "model.rows"},
-                fix=f"--model.rows {' '.join(map(str, clicks.rows))}",
-            )
-    if model.dense != len(clicks.dense_names):
-        raise ConfigError(
-            f"model.bottom starts with {model.dense} dense features, the data has {len(clicks.dense_names)}",
-            where={"field": "model.bottom"},
-        )
+def require_tables(model: DLRMConfig, clicks: ImportedClicks | Clicks) -> None:
+    """Refuse a model whose tables are too small for the data, whose tables or dense features are others, as in a config
+    of other rows: a lookup in stacked tables would read another table."""
+    needed, rows = dict(zip(clicks.keys, clicks.table_rows)), dict(zip(model.features, model.rows))
+    differing = next((key for key in (*needed, *rows) if not rows.get(key, 0) >= needed.get(key, 1 << 63)), None)
+    if differing is not None:
+        sizes = (f"{table[differing]:,} rows" if differing in table else "no table" for table in (rows, needed))
+        what = f"for column {differing!r} the model has {next(sizes)}, the data needs {next(sizes)}"
+    elif model.dense != len(clicks.dense_names):
+        what = f"the model has {model.dense:,} dense features, the data {len(clicks.dense_names):,}"
+    elif model.features != clicks.keys:
+        what = "the model has the tables of the data in another order"
+    else:
+        return
+    name = clicks.describe()["name"]
+    raise ConfigError(what, where={"field": "model", "data": name}, fix=f"recperf run --data {name}")
 
 
 def planned(config: MicroDLRMConfig) -> PlannedWorkload:

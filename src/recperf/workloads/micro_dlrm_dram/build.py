@@ -28,11 +28,11 @@ from ..clicks import (
     DLRMTrialState,
     DrawnRows,
     PreparedRows,
-    SampledRows,
+    StoredRows,
     largest_product,
     one_cycle_recipe,
 )
-from ..micro_dlrm.build import movielens_rows
+from ..micro_dlrm.config import ratings
 from .config import MicroDLRMDramConfig, bounds, check, estimate, hot_ids, resolved_rows, table_state
 
 
@@ -50,15 +50,15 @@ class PreparedDram(PreparedRows):
         self.tiers = placed_tables(config.tables, estimate(config), self.settings.device)
         self.settings.reasons["tables"] = self.tiers.why
         if config.data.ids == "movielens":
-            self.source = movielens_rows(config.data, self.settings.device)
+            self.source = StoredRows(ratings(config.data), self.settings.device)
         else:
             self.source = DrawnRows(self.bags, f"virtual {config.data.ids} ids", config)
         self.data, self.target = self.source.data, bounds(config)
 
     def order(self, seed: int, *, id_space: int | None = None) -> Order:
         """The batches of a training; with an id space, virtual ids are uniform in that space instead."""
-        if isinstance(self.source, SampledRows):
-            train = self.source.train.to(self.settings.device)
+        if isinstance(self.source, StoredRows):
+            train = self.source.samples("train").to(self.settings.device)
             return ShuffledOrder(samples=train, batch_size=self.config.train.batch_size, seed=seed)
         return self.bags(seed, id_space=id_space)
 

@@ -142,11 +142,9 @@ def claims(config: MicroDLRMDramConfig) -> tuple[Claim, ...]:
 
 def check(config: MicroDLRMDramConfig) -> str:
     """Check memory and data without training; the line names the data."""
-    from ...data.catalogue import load
-
     require_table_memory(config.tables, estimate(config))
     if config.data.ids == "movielens":
-        return micro_dlrm.describe(load(config.data))
+        return micro_dlrm.describe(micro_dlrm.ratings(config.data))
     return f"{config.data.ids} ids from a space of {config.data.id_space:,} (synthetic)"
 
 
