@@ -36,7 +36,7 @@ USED = (
 """Fields of a workload's config that --help shows; the others are for --help-all."""
 RARE = (
     "allow-change", "restarts", "confirm", "confirm-seconds", "startup-seconds", "mtbf-hours", "served",
-    "checkpoint-seconds", "restart-seconds", "ranks-per-node", "global-batch", "rank-batch", "history", "quiet",
+    "checkpoint-seconds", "restart-seconds", "global-batch", "rank-batch", "history", "quiet",
     "header", "delimiter", "memory-mib", "negatives-by", "skip-bad", "scale", "min-count", "holdout-by",
 )  # fmt: skip
 """Options of commands that only --help-all shows."""

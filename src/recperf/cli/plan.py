@@ -46,8 +46,6 @@ class PlanOptions(SourceOptions, Question, VerboseOption):
     figures."""
     network: str | None = None
     """Network between nodes: ib200, ib400, ib800, eth25, or a JSON file. Default: ib400."""
-    ranks_per_node: int | None = None
-    """Devices per node. Default: 8, or as the network says."""
     global_batch: int | None = None
     """Samples of a step on all ranks together. Default: the batch size of the config; for the published sizes of
     dlrm-v4, 1,024 on each rank, or a published global batch where these do not fit."""
@@ -212,7 +210,7 @@ def _machine(options: Options[Any], workload: PlannedWorkload, terminal: Termina
         name = rates.device
     else:
         rates = calibrate.stored(name, work)
-    network = network_of(options.network or "ib400", ranks_per_node=options.ranks_per_node)
+    network = network_of(options.network or "ib400")
     if rates is None:
         return device_of(name), network
     return rates.applied(calibrate.measured_device(rates), work.precision), rates.connected(network)

@@ -88,15 +88,14 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
             print_error(error, as_json=options.json)
 
         return launch(rank_arguments(arguments), options.ranks, report_failure, verb="profile")
-    if not world.is_leader:
-        return follow(choice, options, world)
-    terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
+    terminal = Terminal(as_json=options.json, quiet=options.quiet or not world.is_leader, verbose=options.verbose)
     try:
         with FLAG.explained(*UNFINISHED):
-            profile, folder = take(choice, options, terminal)
+            profile, folder = take(choice, options, terminal, world)
     finally:
         terminal.close()
-    show(profile, folder, options, terminal)
+    if world.is_leader:
+        show(profile, folder, options, terminal)
     return 0
 
 
@@ -118,24 +117,6 @@ def show(profile: Profile, folder: Path, options: Options[Any], terminal: Termin
         print_json(profile)
 
 
-def follow(choice: Choice, options: Options[Any], world: Ranks) -> int:
-    """Profile as a rank that writes only its trace."""
-    config = with_absolute_paths(options.values)
-    join(choice, config, options, world)
-    folder = world.broadcast(Path())
-    from ..execution.profiling import profile
-
-    with FLAG.explained(*UNFINISHED):
-        profile(choice.workload, config, None, request(options, folder, world), lambda text: None)
-    return 0
-
-
-def join(choice: Choice, config: Any, options: Options[Any], world: Ranks) -> None:
-    if world.size > 1:
-        world.join(config.train.device, config.distributed.timeout_s)
-        require_same_config(world, choice.workload.name, config, steps=options.steps, trace=options.save_trace)
-
-
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:
     from ..execution.profiling import ProfileOptions
 
@@ -154,33 +135,39 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions
     )
 
 
-def take(choice: Choice, options: Options[Any], terminal: Terminal) -> tuple[Profile, Path]:
-    """Profile into a new folder."""
-    config, world = with_absolute_paths(options.values), current()
-    join(choice, config, options, world)
-    folder = options.run_dir or new_folder(f"{choice.workload.name}-profile")
-    run = Run.create(choice.workload.name, to_json(config), folder=folder)
-    write_atomic(folder / PROFILE_MARK, b"")
+def take(choice: Choice, options: Options[Any], terminal: Terminal, world: Ranks) -> tuple[Profile, Path]:
+    """Profile into a new folder; ranks other than 0 write only their traces."""
+    config = with_absolute_paths(options.values)
+    if world.size > 1:
+        world.join(config.train.device, config.distributed.timeout_s)
+        require_same_config(world, choice.workload.name, config, steps=options.steps, trace=options.save_trace)
+    folder, run = options.run_dir or new_folder(f"{choice.workload.name}-profile"), None
+    if world.is_leader:
+        run = Run.create(choice.workload.name, to_json(config), folder=folder)
+        write_atomic(folder / PROFILE_MARK, b"")
     try:
         from ..execution.profiling import profile
         from ..machine import machine_facts
         from ..measure.peaks import require as require_peaks
 
         FLAG.poll()
-        peaks = require_peaks(None, terminal.notice) if options.peaks else None
-        run.write("machine.json", machine_facts())
-        world.broadcast(folder.resolve())
-        measured = profile(choice.workload, config, peaks, request(options, folder, world), terminal.notice)
+        peaks = require_peaks(None, terminal.notice) if options.peaks and run else None
+        if run:
+            run.write("machine.json", machine_facts())
+        shared = world.broadcast(folder.resolve())
+        measured = profile(choice.workload, config, peaks, request(options, shared, world), terminal.notice)
         FLAG.poll()
-        if peaks is not None:
+        if run and peaks is not None:
             run.write("peaks.json", peaks)
         measured.preset = choice.preset
-        run.write("profile.json", measured)
+        if run:
+            run.write("profile.json", measured)
     except BaseException:
-        if not (folder / "profile.json").exists():
+        if run and not (folder / "profile.json").exists():
             traces = [path.name for path in folder.glob("trace*.json.gz")]
             run.discard("peaks.json", *traces, PROFILE_MARK)
         raise
     finally:
-        run.close()
+        if run:
+            run.close()
     return measured, folder

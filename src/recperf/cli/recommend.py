@@ -30,8 +30,6 @@ MOST_SHOWN = 20
 class Options(ModelOptions):
     users: tuple[str, ...] = ()
     """Ids of users."""
-    users_file: Path | None = None
-    """A CSV, JSON-lines or Parquet file with a column of users."""
     all_users: bool = False
     """Every user of the data."""
     history: tuple[str, ...] = ()
@@ -52,8 +50,8 @@ class Options(ModelOptions):
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf recommend", description=DESCRIPTION)
-    if sum((bool(options.users), options.users_file is not None, options.all_users, bool(options.history))) != 1:
-        what = "give one of --users, --users-file, --all-users and --history"
+    if sum((bool(options.users), options.all_users, bool(options.history))) != 1:
+        what = "give one of --users, --all-users and --history"
         raise UsageError(what, fix="recperf recommend RUN --users 1 2 3")
     if options.exclude_seen and options.include_seen:
         raise UsageError("--exclude-seen and --include-seen exclude each other", fix="leave one out")
@@ -139,21 +137,4 @@ def requests_of(model: Any, options: Options) -> Requests:
     users, _ = require_recommender(model)
     if options.history:
         return Requests.of_histories(model, [one.replace(",", " ").split() for one in options.history])
-    ids = users.values if options.all_users else pyarrow().array(options.users)
-    return Requests.of_users(model, ids if options.users_file is None else ids_in(model, options.users_file))
-
-
-def ids_in(model: Any, path: Path) -> Any:
-    """The different own ids of the users in a file."""
-    from ..data.rows import find_column, pyarrow
-    from ..data.user_files.load import RowFile
-    from ..execution.recommending import require_recommender
-
-    users, _ = require_recommender(model)
-    arrow = pyarrow()
-    file = RowFile(path)
-    column = find_column("user", model.served.roles[users.role], file.names) or ""
-    blocks = [block[column] for block in file.blocks([column], 1 << 20)]
-    if not blocks:
-        raise UsageError("the file has no users", where={"file": path}, fix="name a file with users")
-    return arrow.chunked_array([chunk for block in blocks for chunk in block.chunks]).unique()
+    return Requests.of_users(model, users.values if options.all_users else pyarrow().array(options.users))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
@@ -257,10 +257,9 @@ NETWORKS = {
 }
 
 
-def network_of(name: str, *, ranks_per_node: int | None = None) -> Network:
+def network_of(name: str) -> Network:
     """A known network, or the one that a JSON file describes."""
-    network = NETWORKS[name] if name in NETWORKS else read_file(Network, name, set(NETWORKS), "network")
-    return network if ranks_per_node is None else replace(network, ranks_per_node=ranks_per_node)
+    return NETWORKS[name] if name in NETWORKS else read_file(Network, name, set(NETWORKS), "network")
 
 
 def node_count(ranks: int, network: Network) -> int:
