@@ -31,7 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_every_body_passes_its_own_check() -> None:
+def test_every_body_compiles() -> None:
     folders = Path(compile.__file__).parent.glob("*/native.c")
     assert compile.native_ops() == sorted(file.parent.name for file in folders)
     assert {name: compile.native_problem(name) for name in compile.native_ops()} == dict.fromkeys(compile.native_ops())

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from recperf.ops import hashing
 from recperf.ops.bag import native
 from recperf.ops.dropout import Dropout, dropout_seed, keep_mask
-from recperf.ops.hashing import hash_int
-from recperf.ops.words import xxh64
+from recperf.ops.hashing import hash_int, xxh64
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 EXTREMES = [0, 1, -1, 2, -2, 2**31, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
@@ -35,20 +34,18 @@ def test_the_finaliser_gives_the_published_splitmix64_sequence() -> None:
 @given(st.lists(INT64, max_size=20), st.integers(-(2**64), 2**64), st.integers(1, hashing.MOST_ROWS))
 def test_all_implementations_agree(values: list[int], seed: int, rows: int) -> None:
     values = values + EXTREMES
-    array, tensor = np.array(values, dtype=np.int64), torch.tensor(values)
+    tensor = torch.tensor(values)
     expected = [hashing.hash_int(value, seed) for value in values]
-    assert hashing.hash_numpy(array, seed).tolist() == expected
     assert unsigned(hashing.hash_torch(tensor, seed)) == expected
-    assert unsigned(hashing.hash_signed(tensor, seed)) == expected
     expected_rows = [((word >> 32) * rows) >> 32 for word in expected]
     assert hashing.rows_torch(tensor, seed, rows).tolist() == expected_rows
     if not isinstance(native.library(), str):
         assert native.hash_rows(tensor, seed % 2**64, rows).tolist() == expected_rows
-    assert array.tolist() == tensor.tolist() == values, "the ids themselves were changed"
+    assert tensor.tolist() == values, "the ids themselves were changed"
 
 
 @given(
-    st.integers(1, 13).flatmap(lambda words: st.lists(st.lists(INT64, min_size=words, max_size=words), min_size=1)),
+    st.integers(1, 3).flatmap(lambda words: st.lists(st.lists(INT64, min_size=words, max_size=words), min_size=1)),
     st.sampled_from([0, 1, (1 << 64) - 1, 0x9E3779B185EBCA87]),
 )
 def test_every_key_has_the_hash_of_the_package(keys: list[list[int]], seed: int) -> None:

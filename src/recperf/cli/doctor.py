@@ -108,7 +108,7 @@ def compiler() -> Finding:
 
 
 def c_code() -> Finding:
-    """Compiles the C body of every op and runs it against its reference."""
+    """Compiles the C body of every op."""
     from ..ops.compile import native_ops, native_problem
 
     if compiler().state != OK:
@@ -117,7 +117,7 @@ def c_code() -> Finding:
     failures = [f"{name}: {problem}" for name, problem in problems.items() if problem]
     if failures:
         return Finding("C code", MISSING, "; ".join(failures), "reinstall recperf, or install a working gcc")
-    return Finding("C code", OK, f"{', '.join(problems)} compiled and gave the right results")
+    return Finding("C code", OK, f"{', '.join(problems)} compiled")
 
 
 def ceilings() -> Finding:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.hashing import finalise_torch_, signed, stream
-from ..ops.words import GOLDEN
+from ..ops.hashing import GOLDEN, finalise_torch_, signed, stream
 
 CHUNK = 1 << 22
 """Uniform values drawn at a time, so that a table never needs its memory twice."""

@@ -236,13 +236,6 @@ def native_ops() -> list[str]:
 
 
 def native_problem(name: str) -> str | None:
-    """The reason why the C body of an op cannot be used, after compiling and running it; None if it works."""
-    body = importlib.import_module(f"{__package__}.{name}.native")
-    library = body.library()
-    if isinstance(library, str):
-        return library
-    try:
-        body.self_check()
-    except Exception as error:
-        return f"wrong result: {str(error).strip().splitlines()[0]}"
-    return None
+    """The reason why the C body of an op cannot be used, after compiling it; None if it can."""
+    library = importlib.import_module(f"{__package__}.{name}.native").library()
+    return library if isinstance(library, str) else None

@@ -24,7 +24,7 @@ from ...config import to_json
 from ...errors import DataError
 from ...files import sha256
 from ...folders import remove_folder
-from ...ops.words import xxh64
+from ...ops.hashing import xxh64
 from ..user_files.load import load_file
 from ..user_files.source import Source, inspect, require_role
 from ..user_files.text_rows import BadRows

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import to_json
-from ...ops.words import GOLDEN, finalise_numpy_
+from ...ops.hashing import GOLDEN, finalise_numpy_
 from ...stop import poll
 from .manifest import Manifest
 from .schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, SYNTHETIC_LICENCE, TICK_S

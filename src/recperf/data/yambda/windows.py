@@ -27,7 +27,7 @@ from ...errors import ConfigError, DataError, MachineError
 from ...files import require_writable, write_atomic, write_json
 from ...folders import fresh_folder, one_at_a_time
 from ...jsonfile import Struct, as_json, read_sealed, sealed
-from ...ops.words import GOLDEN, finalise_numpy_
+from ...ops.hashing import GOLDEN, finalise_numpy_
 from ...places import home
 from ...stop import poll
 from ..blocks import Blocks, Column, StoredColumn

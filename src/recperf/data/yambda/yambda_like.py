@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import require, within
-from ...ops.words import GOLDEN, WORD, finalise_numpy_
+from ...ops.hashing import GOLDEN, WORD, finalise_numpy_
 from .schema import DAY_S, GAP_MINUTES, TEST_DAYS, TICK_S, TRAIN_DAYS, Split, split_of
 
 Words = NDArray[np.uint64]

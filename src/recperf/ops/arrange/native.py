@@ -153,23 +153,3 @@ class Room:
             for place, array in zip(places, torch.split(memory, cuts)[::2]):
                 arrays[place] = array
         return arrays
-
-
-def self_check() -> None:
-    """Run the C function on a tiny input; raises where a result differs from what is expected."""
-    batch = Batch(
-        values_V=torch.tensor([5, 13, *(3, 1, 3), *(1, 1, 1), *(2, 2, 2), *(1, 7), *(1, 1), *(2, 2)]),
-        offsets_B1=torch.tensor([0, 2, 3]),
-        actions_T=torch.tensor([1, 2, 4], dtype=torch.uint8),
-        times_T=torch.tensor([0, 180, 60]),
-        query_times_B=torch.tensor([240, 60]),
-        labels_B=torch.zeros(2),
-    )
-    form, counts = Form(tables=(4, 4, 4, 8), shared=True, ages=3, longest=9), np.zeros(5, np.int64)
-    room = Room(form, 2, 3)
-    longest = arrange(batch, form, room.addresses, counts)
-    arrays = room.arrays(counts.tolist())
-    source_S, _, age_T, order_S = (array.tolist() for array in arrays[17:21])
-    np.testing.assert_equal((longest, counts.tolist()), ((4, True), [2, 1, 1, 1, 2]))
-    np.testing.assert_equal([array[:2].tolist() for array in (arrays[0], arrays[4])], [[1, 3], [0, 0]])
-    np.testing.assert_equal((source_S, age_T, order_S), ([1, 0, 0, 1, 1], [2, 2, 1, 0, 1, 0, 0], [2, 3, 1, 5, 6]))

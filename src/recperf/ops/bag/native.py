@@ -6,12 +6,10 @@ Shapes: V ids, B bags, R table rows, D width.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import address, unknown_id
@@ -19,7 +17,6 @@ from ..compile import F32, I64, POINTER, even_cuts, native_library, share, usabl
 from ..hashing import require_rows, stream
 from ..operators import operator
 from ..table_rules import RULES, RuleName
-from . import reference
 
 SMALL = 2048
 """With fewer ids a second thread costs more than it saves."""
@@ -242,21 +239,3 @@ def ask_for_huge_pages(tensor: Tensor) -> bool:
         return False
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return bool(madvise(begin, length, MADV_HUGEPAGE) == 0)
-
-
-def self_check() -> None:
-    """Run every C function on a tiny input; raises where a result differs from the reference."""
-    table_RD, ids_V = torch.arange(28.0).view(7, 4), torch.tensor([0, 2, 2, 3, 0])
-    offsets_B1, starts_F = torch.tensor([0, 3, 3, 4, 5]), torch.tensor([0, 3])
-    batch = ids_V, offsets_B1, starts_F
-    assert_close(bag_sum(table_RD, *batch), reference.bag_sum(table_RD, *batch))
-    assert_close(hash_rows(ids_V, 1, 7), reference.hash_rows(ids_V, 1, 7))
-    ours, theirs = (body.Grouped(ids_V, offsets_B1, 7, starts_F) for body in (sys.modules[__name__], reference))
-    gradient_BD, steps = table_RD[:4].contiguous(), {"rate": 0.1, "eps": 1e-8, "decay": 0.1, "scale": 0.5}
-    for rule in RULES.values():
-        tables, shape = (table_RD.clone(), table_RD.clone()), rule.state_shape(7, 4)
-        states = [None if shape is None else torch.zeros(shape) for _ in range(2)]
-        update(tables[0], states[0], ours, gradient_BD, rule=rule.name, **steps)
-        reference.update(tables[1], states[1], theirs, gradient_BD, rule=rule.name, **steps)
-        assert_close((tables[0], states[0]), (tables[1], states[1]))
-    assert_close(squared_norm(ours, gradient_BD), reference.squared_norm(theirs, gradient_BD))

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from ...errors import ArgumentError
 from ..arguments import ANY, address, widened
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from ..operators import operator
-from . import reference
 from .reference import flops
 
 SMALL = 512
@@ -76,13 +74,3 @@ def _addresses(dense_BD: Tensor, sparse_FBD: Tensor) -> tuple[tuple[int, int], t
 
 def _pairs(features: int, diagonal: bool) -> int:
     return features * (features + 1) // 2 + (features + 1 if diagonal else 0)
-
-
-def self_check() -> None:
-    """Run every C function on a tiny input; raises where a result differs from the reference."""
-    dense_BD, sparse_FBD = torch.linspace(-1, 1, 15).view(3, 5), torch.linspace(-1, 2, 30).view(2, 3, 5)
-    out_BW, saved = forward(dense_BD, sparse_FBD, diagonal=True)
-    expected_BW, expected_saved = reference.forward(dense_BD, sparse_FBD, diagonal=True)
-    assert_close(out_BW, expected_BW)
-    gradients = backward(saved, out_BW, diagonal=True)
-    assert_close(gradients, reference.backward(expected_saved, out_BW, diagonal=True))

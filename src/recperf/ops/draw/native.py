@@ -6,16 +6,14 @@ Shapes: F features, B samples, D dense features, V slots for ids.
 from __future__ import annotations
 
 import ctypes
-import sys
 
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from ..arguments import address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from ..operators import operator
-from . import DENSE_SCALE, FAST_KINDS, Buffers, Plan, reference
+from . import DENSE_SCALE, FAST_KINDS, Buffers, Plan
 
 SMALL = 1 << 16
 """Batches of fewer random numbers are drawn by one thread: starting a second costs more than it saves."""
@@ -85,29 +83,3 @@ def _struct(plan: Plan, index: int) -> _Plan:
         dense_scale=DENSE_SCALE,
         key=plan.keys(index),
     )
-
-
-def self_check() -> None:
-    """Run every C function on a tiny input; raises where a result differs from the reference."""
-    plan = Plan(
-        samples=5,
-        dense=3,
-        kind="uniform",
-        rows=(7, 30),
-        max_ids=(4, 2),
-        fixed=False,
-        distinct=True,
-        seed=1,
-        device="cpu",
-    )
-    batches = []
-    for body in (sys.modules[__name__], reference):
-        out = Buffers(
-            dense_BD=torch.empty(5, 3),
-            values_V=torch.zeros(plan.capacity, dtype=torch.int64),
-            offsets_FB1=torch.empty(11, dtype=torch.int64),
-            labels_B=torch.empty(5),
-        )
-        body.draw(plan, torch.tensor([3]), out)
-        batches.append((out.dense_BD, out.offsets_FB1, out.values_V[: int(out.offsets_FB1[-1])], out.labels_B))
-    assert_close(*batches)

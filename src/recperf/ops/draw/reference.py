@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..hashing import hash_signed
+from ..hashing import hash_torch
 from . import DENSE_SCALE, MULTIPLIERS, Buffers, Plan
 
 _SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MULTIPLIERS)
@@ -23,7 +23,7 @@ _SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MUL
 
 def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     """Fill the buffers with the batch whose number the tensor holds; the host does not wait."""
-    word_1 = hash_signed(index_1, plan.batch_seed)
+    word_1 = hash_torch(index_1, plan.batch_seed)
     keys = word_1.to(torch.int32), (word_1 >> 32).to(torch.int32)
     ids = [feature_ids(plan, keys, feature) for feature in range(plan.features)]
     used = [_used(plan, keys, feature, ids_BI) for feature, ids_BI in enumerate(ids)]

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ...config import require
-from ..hashing import finalise_torch_, hash_int, signed, stream
-from ..words import GOLDEN
+from ..hashing import GOLDEN, finalise_torch_, hash_int, signed, stream
 from . import NEARLY_ONE, Buffers, Kind, planted_weights, scatter_factor, zipf_line
 
 MAX_ID_SPACE = 1 << 40

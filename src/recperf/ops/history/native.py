@@ -6,7 +6,6 @@ Shapes: B samples, T events of history in the batch.
 from __future__ import annotations
 
 import ctypes
-import sys
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,7 +15,6 @@ from ...errors import ArgumentError, DataError
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, native_library, usable
 from ..operators import operator
-from . import reference
 from .reference import LARGE_ID, Crosses, Events, Picked, Room, Rule, unknown_item
 
 _UNKNOWN_ITEM, _UNKNOWN_PLACE = 1, 3
@@ -176,27 +174,3 @@ def _checked_columns(events: Events) -> _Events:
             address("flags", column, np.bool_, shape) for column in events.flags
         )  # fmt: skip
     return columns
-
-
-def self_check() -> None:
-    """Run every C function on a tiny input; raises where a result differs from the reference."""
-    items_E = np.arange(40, dtype=np.uint32) % 7
-    catalogue_I2 = np.arange(14, dtype=np.uint32).reshape(7, 2)
-    events = Events(items_E=items_E, times_E=items_E * 5, catalogue_I2=catalogue_I2, kinds_E=items_E.astype(np.uint8))
-    begin_B, positions_B, rule = np.array([0, 3]), np.array([2, 39]), Rule(pools=(1, 2, 4), cap=5, most=9)
-    picked, expected = (body.pick(events, begin_B, positions_B, rule) for body in (sys.modules[__name__], reference))
-    np.testing.assert_equal(vars(picked), vars(expected))
-    np.testing.assert_equal(lengths(events, begin_B, positions_B, rule), np.diff(expected.offsets_B1))
-    rooms = [_room(len(picked.places_T)) for _ in range(2)]
-    fill(events, begin_B, picked, rooms[0])
-    reference.fill(events, begin_B, picked, rooms[1])
-    np.testing.assert_equal(vars(rooms[0]), vars(rooms[1]))
-    columns_KB, hashed = np.stack([begin_B, positions_B]), np.empty((2, 2, 2), np.int32)
-    for out_CB, body in zip(hashed, (sys.modules[__name__], reference)):
-        body.crosses(columns_KB, Crosses.of([((0, 1), 7), ((1, 0, 1), 1000)]), out_CB)
-    np.testing.assert_equal(hashed[0], hashed[1])
-
-
-def _room(total: int) -> Room:
-    ids = {name: np.empty(total, np.int32) for name in ("items_T", "artists_T", "albums_T")}
-    return Room(**ids, times_T=np.empty(total, np.int64))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...config import require
 from ...errors import DataError
-from ..words import xxh64
+from ..hashing import xxh64
 
 Words = NDArray[np.uint32] | NDArray[np.int64]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
@@ -53,11 +52,3 @@ def outer_backward(gradient_B1: Tensor, weight_1N: Tensor, activation_BN: Tensor
 def product_backward(gradient_BK: Tensor, weight_KN: Tensor, activation_BN: Tensor) -> tuple[Tensor, Tensor]:
     """The same below a layer of several outputs, whose input gradient is the product of the first two."""
     return backward(gradient_BK.mm(weight_KN), activation_BN)
-
-
-def self_check() -> None:
-    """Run the C function on a tiny input; raises where a result differs from the reference."""
-    gradient_BN, activation_BN = torch.linspace(-1, 1, 15).view(5, 3), torch.linspace(-2, 2, 15).view(5, 3)
-    expected_BN, expected_1N = reference.backward(gradient_BN, activation_BN)
-    found_BN, bias_SN = backward(gradient_BN.clone(), activation_BN)
-    assert_close((found_BN, bias_SN.sum(0, keepdim=True)), (expected_BN, expected_1N))

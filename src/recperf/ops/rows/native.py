@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
-import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +14,6 @@ import numpy as np
 from ...machine import usable_cores
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
-from . import reference
 from .reference import Fault, RecordFault, RecordFiles, Request, Rows, Values, require_rows
 
 AHEAD_BYTES = 8 << 10
@@ -124,26 +121,3 @@ def _share(work: Callable[[int, int], None], count: int, size: int, most: int) -
     if count:
         threads = min(count, most) if size >= SMALL else 1
         share(work, even_cuts(count, threads), pool=POOL)
-
-
-def self_check() -> None:
-    """Run every C function on a tiny input; raises where a result differs from the reference."""
-    draw = np.random.default_rng(0)
-    table_RW, rows_N = draw.random((9, 5), np.float32), np.array([1, 2, 3, 7])
-    expected = table_RW[rows_N]
-    actual, copy_RW = np.empty_like(expected), np.zeros_like(table_RW)
-    gather(table_RW, rows_N, actual)
-    np.testing.assert_equal(actual, expected)
-    scatter(copy_RW, rows_N, expected)
-    np.testing.assert_equal(copy_RW[rows_N], expected)
-    request = Request.of(rows_N, np.array([8, 0, 1, 4]))
-    with tempfile.TemporaryFile() as file:
-        files = RecordFiles((file.fileno(),), np.array([0, len(table_RW)]), table_RW.shape[1])
-        for writer, reader in ((sys.modules[__name__], reference), (reference, sys.modules[__name__])):
-            file.truncate(0)
-            actual[:] = 0
-            writer.write_records(files, request, expected)
-            reader.read_records(files, request, actual)
-            np.testing.assert_equal(actual, expected)
-        if lost_write(file.fileno()):
-            raise OSError("the kernel reports a failed write")

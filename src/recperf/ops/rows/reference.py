@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError
-from ..words import GOLDEN, finalise_numpy_
+from ..hashing import GOLDEN, finalise_numpy_
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float32]
