@@ -162,7 +162,7 @@ def test_bad_clicks_are_left_out_and_listed(tmp_path: Path) -> None:
     ]
     assert manifest.skipped_rows == SkippedRows(count=4, first=first)
     clean = clicks(tmp_path / "rows.csv", "shop,price,clicked,time\n" + "\n".join(good) + "\n", "clean", **options)
-    assert (manifest.rows, manifest.parts) == (40, clean.parts)
+    assert (manifest.rows, manifest.arrays) == (40, clean.arrays)
     with pytest.raises(DataError, match="row 22: column 'price' is 'cheap'"):
         clicks(tmp_path / "rows.csv", content, "other", skip_bad=3, **options)
 

@@ -7,6 +7,7 @@ cost nothing. Threads hash several blocks at once.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, MachineError
+from ..files import digest_of, open_linked
 from ..jsonfile import Count, Struct
 from ..machine import usable_cores
 
@@ -140,6 +142,32 @@ class StoredColumn(Struct, omit_defaults=True):
     blocks: list[str]
     """Digests of its blocks."""
     dtype: str = ""
+
+    @staticmethod
+    def of(path: Path, dtype: str = "", *, block: int) -> StoredColumn:
+        """Describe a file with the digests of its blocks."""
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            return StoredColumn(bytes=size, dtype=dtype, blocks=[digest_of(file, block) for _ in range(0, size, block)])
+
+    def mapped(
+        self, path: Path, dtype: str, *, block: int, damaged: Callable[[Path, str], DataError], width: int = 0
+    ) -> Column:
+        """The file as a column, mapped shared and read-only, of `width` values in a row (0: one, not in a list)."""
+        try:
+            with open_linked(path) as file:
+                size = file.seek(0, 2)
+                content = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b""
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise damaged(path, "is missing, or is a folder") from None
+        except OSError as error:
+            what = f"{path.name} cannot be read: {error.strerror or error}"
+            raise MachineError(what, where={"file": path}, fix="check its permissions and the disk") from error
+        if size != self.bytes:
+            raise damaged(path, f"has {size:,} bytes, not the {self.bytes:,} its manifest states")
+        array = np.frombuffer(content, dtype)
+        blocks = Blocks(path, array.view(np.uint8), self.blocks, block=block, damaged=damaged)
+        return Column(array.reshape(-1, width) if width else array, blocks)
 
 
 def verified(columns: Iterable[Column]) -> dict[str, int]:

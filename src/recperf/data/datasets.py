@@ -33,7 +33,7 @@ class Kind:
 
 KINDS = {
     "events": Kind("store/store.json", rows="events", form=("recperf-events", 2)),
-    "clicks": Kind("clicks/clicks.json", rows="rows", form=("recperf clicks", 3)),
+    "clicks": Kind("clicks/clicks.json", rows="rows", form=("recperf clicks", 4)),
 }
 """Kinds that an import writes; a dataset has the first of which the description exists."""
 BUILT_IN = {

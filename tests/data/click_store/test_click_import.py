@@ -220,11 +220,11 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: str, options: Rec
 
 def test_damage_is_found_when_it_is_read(tmp_path: Path) -> None:
     imported(write_csv(tmp_path / "a.csv", records()), tmp_path / "store")
-    path = tmp_path / "store" / "part-000.ids"
+    path = tmp_path / "store" / "ids.array"
     content = bytearray(path.read_bytes())
     content[40] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RecperfError, match=r"damaged: part-000.ids differs from its checksum"):
+    with pytest.raises(RecperfError, match=r"damaged: ids.array differs from its checksum"):
         ImportedClicks(tmp_path / "store", SplitConfig())
     vocabulary = next((tmp_path / "store").glob("vocabulary-*"))
     vocabulary.write_bytes(vocabulary.read_bytes()[:-9])

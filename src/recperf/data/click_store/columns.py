@@ -1,7 +1,6 @@
 """The files of a store of click rows: arrays of numbers and codes, and the vocabularies of the codes. Torch-free.
 
-Each array is a plain little-endian file; another one has the SHA-256 of every piece of the arrays. The manifest holds
-the number of rows, the rows of a piece and the `chain`, a digest over the digests of all pieces.
+Each array is a plain little-endian file; the manifest has the SHA-256 of every block of it.
 
 Codes of a column: 0 is a missing category, k is entry k - 1 of its vocabulary, the most frequent first. Hashed columns
 have no vocabulary: their codes are 1 to `buckets`.
@@ -16,101 +15,62 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import open_linked, read_linked, sha256
-from ...jsonfile import Count, Meta, Struct
+from ...files import read_linked, sha256
+from ...jsonfile import Struct
 from ...stop import poll
-from ..blocks import Blocks, Column
+from ..blocks import Column, StoredColumn
 from ..rows import EMPTY, optional_package, pyarrow
 from ..user_files.values import Values, is_value, key
 
-DIGESTS = "digests"
-"""File of the SHA-256 of every piece of the arrays."""
+DIGEST_BLOCK = 16 << 20
+"""Each block of this many bytes has a digest, by which it is verified when it is first read."""
 UNSEEN = -2
 """Code of a category that is not in the vocabulary."""
-_DIGEST = hashlib.sha256().digest_size
 _AT_ONCE = 1 << 16
 
 Layout = Mapping[str, tuple[str, int]]
 """The arrays of a store by name: the type of a value, and how many of them a row has (0: one, not in a list)."""
 
 
-class StoredPart(Struct):
-    """The array files in a manifest."""
-
-    rows: Count
-    piece: Annotated[int, Meta(ge=1, le=1 << 40)]
-    chain: str
+Arrays = dict[str, StoredColumn]
+"""The files of the arrays in a manifest."""
 
 
 def file_of(folder: Path, name: str) -> Path:
     """The file of an array."""
-    return folder / f"part-000.{name}"
+    return folder / f"{name}.array"
 
 
-def _chained(chain: str, digests: bytes) -> str:
-    return hashlib.sha256(chain.encode() + digests).hexdigest()
-
-
-def write_columns(folder: Path, layout: Layout, pieces: Iterable[Mapping[str, NDArray[Any]]], piece: int) -> StoredPart:
-    """Write arrays that come in pieces of as many rows each, the last one shorter, with the digests of every piece."""
-    part = StoredPart(rows=0, piece=piece, chain="")
+def write_arrays(folder: Path, layout: Layout, pieces: Iterable[Mapping[str, NDArray[Any]]]) -> Arrays:
+    """Write arrays that come in pieces, and describe their files."""
     with ExitStack() as stack:
-        files = {name: stack.enter_context(file_of(folder, name).open("wb")) for name in (*layout, DIGESTS)}
+        files = {name: stack.enter_context(file_of(folder, name).open("wb")) for name in layout}
         for arrays in pieces:
-            contents = {name: arrays[name].tobytes() for name in layout}
-            contents[DIGESTS] = b"".join(hashlib.sha256(content).digest() for content in contents.values())
-            for name, content in contents.items():
-                files[name].write(content)
-            part.rows += len(next(iter(arrays.values())))
-            part.chain = _chained(part.chain, contents[DIGESTS])
+            for name, file in files.items():
+                file.write(np.ascontiguousarray(arrays[name]).data)
             poll()
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
-    return part
+    return {name: StoredColumn.of(file_of(folder, name), block=DIGEST_BLOCK) for name in layout}
 
 
-def open_columns(folder: Path, part: StoredPart, layout: Layout) -> dict[str, Column]:
-    """Map the arrays of a store, whose pieces are compared with their digests when they are first read. Array files
+def open_arrays(folder: Path, stored: Arrays, layout: Layout, rows: int) -> dict[str, Column]:
+    """Map the arrays of a store, whose blocks are compared with their digests when they are first read. Array files
     that are missing or have another length than the manifest states are an error."""
-    widths = {name: np.dtype(kind).itemsize * max(1, count) for name, (kind, count) in layout.items()}
-    for name, width in widths.items():
+    columns = {}
+    for name, (kind, width) in layout.items():
         path = file_of(folder, name)
-        if not path.is_file() or path.stat().st_size != part.rows * width:
-            raise damaged(path, "is missing or has another length than its manifest states")
-    digests, columns = _piece_digests(folder, part, layout), {}
-    for name, (kind, count) in layout.items():
-        path = file_of(folder, name)
-        with open_linked(path) as file:
-            content = np.memmap(file, dtype=np.uint8, mode="r", shape=(part.rows * widths[name],))
-        blocks = Blocks(path, content, digests[name], block=part.piece * widths[name], damaged=damaged)
-        shape = (part.rows, count) if count else (part.rows,)
-        columns[name] = Column(content.view(kind).reshape(shape), blocks)
+        if name not in stored or stored[name].bytes != rows * np.dtype(kind).itemsize * max(1, width):
+            raise damaged(path, "has another length than its manifest states")
+        columns[name] = stored[name].mapped(path, kind, block=DIGEST_BLOCK, damaged=damaged, width=width)
     return columns
-
-
-def _piece_digests(folder: Path, part: StoredPart, layout: Layout) -> dict[str, list[str]]:
-    """Digests of the pieces of each array."""
-    path = file_of(folder, DIGESTS)
-    try:
-        content, chain = read_linked(path), ""
-    except OSError:
-        raise damaged(path, "cannot be read") from None
-    width = _DIGEST * len(layout)
-    pieces = [content[at : at + width] for at in range(0, len(content), width)]
-    for digests in pieces:
-        chain = _chained(chain, digests)
-    if chain != part.chain:
-        raise damaged(path, "differs from its checksum")
-    # A last piece without rows may have digests too.
-    filled = pieces[: -(-part.rows // part.piece)]
-    return {name: [one[at * _DIGEST :][:_DIGEST].hex() for one in filled] for at, name in enumerate(layout)}
 
 
 def damaged(path: Path, how: str) -> DataError:

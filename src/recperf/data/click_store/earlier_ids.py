@@ -27,7 +27,7 @@ from ...jsonfile import sealed
 from ..rows import EMPTY, pyarrow
 from ..yambda.earlier_ids import Matched, no_times, numbers_in
 from ..yambda.schema import DAY_S
-from .columns import DIGESTS, StoredVocabulary, file_of
+from .columns import StoredVocabulary, file_of
 from .encode import EARLIER, MANIFEST, ColumnFacts, EarlierRows
 from .imported import FIRST, MISSING, RARE, ImportedClicks
 
@@ -149,7 +149,7 @@ def _last_times(clicks: ImportedClicks) -> list[Longs]:
 
 
 def _write(draft: Path, clicks: ImportedClicks, earlier: ImportedClicks, forget_days: int, digest: str) -> None:
-    for name in (*clicks.manifest.layout, DIGESTS):
+    for name in clicks.manifest.layout:
         link_or_copy(file_of(clicks.folder, name), file_of(draft, name))
     timed = all("times" in one.arrays for one in (clicks, earlier))
     times = _last_times(earlier) if timed else []

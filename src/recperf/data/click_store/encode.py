@@ -24,13 +24,13 @@ from ..user_files import values as sql
 from ..user_files.text_rows import SkippedRows
 from ..user_files.values import NOT_USED, column_types, fetch_row
 from .columns import (
+    Arrays,
     Layout,
-    StoredPart,
     StoredVocabulary,
     Vocabulary,
     as_text,
     denoted,
-    open_columns,
+    open_arrays,
     read_vocabulary,
 )
 
@@ -118,7 +118,7 @@ class Manifest(Struct, kw_only=True, omit_defaults=True):
     left_out: dict[str, str]
     min_count: Count
     scale: Literal["log"]
-    parts: tuple[StoredPart]
+    arrays: Arrays
     digest: str
     identity: dict[str, Any]
     seconds: float
@@ -191,7 +191,7 @@ def _date(microseconds: int) -> str:
 def check(folder: Path) -> dict[str, object]:
     """Compare all arrays and vocabularies with their digests; damage is an error."""
     manifest = read_manifest(folder)
-    for column in open_columns(folder, manifest.parts[0], manifest.layout).values():
+    for column in open_arrays(folder, manifest.arrays, manifest.layout, manifest.rows).values():
         column.require(0, len(column))
     StoredColumns.of(folder, manifest)
     return {"name": manifest.name, "folder": str(folder), "intact": True, "rows": manifest.rows}

@@ -24,7 +24,7 @@ from ..clicks import mark_validation
 from ..config import SplitConfig
 from ..rows import EMPTY, Rows, Split, SplitRows, Unknown, pyarrow
 from ..user_files.values import MISSING as MISSING_TEXTS
-from .columns import UNSEEN, damaged, open_columns
+from .columns import UNSEEN, damaged, open_arrays
 from .encode import EARLIER, StoredColumns, encode_table, read_manifest
 
 RARE, MISSING, FIRST = 0, 1, 2
@@ -77,10 +77,10 @@ class ImportedClicks(SplitRows):
         self.folder, self.split = folder.expanduser(), split
         self.manifest = read_manifest(self.folder)
         self.columns = StoredColumns.of(self.folder, self.manifest)
-        self.arrays = open_columns(self.folder, self.manifest.parts[0], self.manifest.layout)
         self.rows = self.manifest.rows
         self.keys = tuple(one.name for one, _ in self.columns.sparse)
         self.slots = tuple(one.slots for one, _ in self.columns.sparse)
+        self.arrays = open_arrays(self.folder, self.manifest.arrays, self.manifest.layout, self.rows)
         if not self.columns.sparse:
             raise DataError(
                 f"{self.manifest.name} has no categorical column, which a model with tables needs",

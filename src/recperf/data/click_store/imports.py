@@ -31,7 +31,7 @@ from ..user_files.load import load_file
 from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
 from ..user_files.values import RESTART, column_types, fetch_row, open_database
-from .columns import StoredPart, write_columns, write_vocabulary
+from .columns import Arrays, write_arrays, write_vocabulary
 from .encode import (
     FORMAT,
     MANIFEST,
@@ -55,7 +55,7 @@ RATING_SHARE = 0.8
 _UNITS = {1_000_000_000: 1e17, 1_000_000: 1e14, 1_000: 1e11}
 """The least time in each unit: seconds reach 1e11 in the year 5138, and milliseconds passed it in 1973."""
 
-_DECIDE = ("parts", "columns", "label", "user", "item", "time", "separator", "min_count", "scale")
+_DECIDE = ("arrays", "columns", "label", "user", "item", "time", "separator", "min_count", "scale")
 """Fields of a manifest that decide what is trained: its digest identifies the data of a run."""
 
 _PIECE, _VALUES_AT_ONCE = 1 << 18, 1 << 24
@@ -191,14 +191,14 @@ class _Build:
             left_out=self.columns.left_out,
             min_count=self.options.min_count,
             scale="log",
-            parts=(StoredPart(0, 1, ""),),
+            arrays={},
             skipped_rows=self.bad.skipped,
             digest="",
             identity={},
             seconds=0.0,
             split_note="",
         )
-        manifest.parts = (self._write(manifest, {"label": label} | ({"time": time} if time else {}), progress),)
+        manifest.arrays = self._write(manifest, {"label": label} | ({"time": time} if time else {}), progress)
         self._require_both_labels(manifest.positives, threshold)
         values = as_json(manifest)
         decide = json.dumps([values[name] for name in _DECIDE], sort_keys=True)
@@ -313,7 +313,7 @@ class _Build:
                 "--hash 1000000 hashes categories to so many rows; or a larger --memory-mib",
             )
 
-    def _write(self, manifest: Manifest, more: dict[str, str], progress: Progress) -> StoredPart:
+    def _write(self, manifest: Manifest, more: dict[str, str], progress: Progress) -> Arrays:
         """Write the arrays; `more` is SQL for the label and the time."""
         columns = StoredColumns.of(self.folder, manifest)
         inputs = [self._column(at)[:2] for at in self.columns.features]
@@ -333,7 +333,7 @@ class _Build:
                 done += len(table)
                 progress(done, self.rows)
 
-        return write_columns(self.folder, manifest.layout, pieces(), at_once)
+        return write_arrays(self.folder, manifest.layout, pieces())
 
     def _require(
         self, wrong: str, column: str, what: str, why: str = "", fix: str = "repair or remove that row"

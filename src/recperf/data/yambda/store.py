@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import digest_of, open_linked, read_linked
+from ...files import read_linked
 from ...jsonfile import decode, read_sealed, require
-from ..blocks import Blocks, Column, StoredColumn, verified
+from ..blocks import Column, StoredColumn, verified
 from ..datasets import KINDS
 from .manifest import ImportFacts, Manifest, Originals
 from .schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
@@ -207,8 +205,11 @@ def open_store(folder: Path) -> EventStore:
 
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
-    with _readable(path):
+    try:
         exists = path.is_file()
+    except OSError as error:
+        what = f"{path.name} cannot be read: {error.strerror or error}"
+        raise MachineError(what, where={"file": path}, fix="check its permissions and the disk") from error
     if not exists and is_store_folder(folder):
         raise DataError(
             f"this store is not complete: {MANIFEST}, which is written last, is missing",
@@ -269,12 +270,7 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 def stored_column(folder: Path, name: str) -> StoredColumn:
-    """Describe the file of a column, with the digests of its blocks."""
-    path = file_of(folder, name)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        blocks = [digest_of(file, DIGEST_BLOCK) for _ in range(0, size, DIGEST_BLOCK)]
-    return StoredColumn(bytes=size, dtype=COLUMNS[name], blocks=blocks)
+    return StoredColumn.of(file_of(folder, name), COLUMNS[name], block=DIGEST_BLOCK)
 
 
 def verify(store: EventStore, progress: Callable[[int, int], None] | None = None) -> None:
@@ -295,36 +291,11 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
         raise _damaged(store.folder / MANIFEST, "has a digest that its columns do not have")
 
 
-def map_file(path: Path, dtype: str, bytes_: int | None = None) -> NDArray[Any]:
-    """A file as an array, mapped shared and read-only."""
-    with _readable(path), open_linked(path) as file:
-        size = file.seek(0, 2)
-        if bytes_ is not None and size != bytes_:
-            raise _damaged(path, f"has {size:,} bytes, not the {bytes_:,} its manifest states")
-        if size == 0:
-            return np.empty(0, dtype)
-        return np.frombuffer(mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ), dtype)
-
-
 def _mapped(folder: Path, name: str, manifest: Manifest) -> Column:
-    stated, path = manifest.columns.get(name), file_of(folder, name)
+    stated = manifest.columns.get(name)
     if stated is None:
         raise _damaged(folder / MANIFEST, f"has no entry for {name}")
-    array = map_file(path, COLUMNS[name], stated.bytes)
-    blocks = Blocks(path, array.view(np.uint8), stated.blocks, block=DIGEST_BLOCK, damaged=_damaged)
-    return Column(array, blocks)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to read into an error that names the file."""
-    try:
-        yield
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise _damaged(path, "is missing, or is a folder") from None
-    except OSError as error:
-        what = f"{path.name} cannot be read: {error.strerror or error}"
-        raise MachineError(what, where={"file": path}, fix="check its permissions and the disk") from error
+    return stated.mapped(file_of(folder, name), COLUMNS[name], block=DIGEST_BLOCK, damaged=_damaged)
 
 
 def _damaged(path: Path, how: str) -> DataError:

@@ -30,10 +30,10 @@ from ...jsonfile import Struct, as_json, read_sealed, sealed
 from ...ops.hashing import GOLDEN, finalise_numpy_
 from ...places import home
 from ...stop import poll
-from ..blocks import Blocks, Column, StoredColumn
+from ..blocks import Column, StoredColumn
 from .config import WindowConfig
 from .schema import ANCHORS
-from .store import EventStore, map_file
+from .store import EventStore
 
 Users = Literal["all", "train", "held-out"]
 Longs = NDArray[np.int64]
@@ -225,16 +225,9 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, source: IndexSo
             return None
         columns = {}
         for name, kind in COLUMNS.items():
-            stated = manifest.columns[name]
-            array = map_file(folder / name, kind, stated.bytes)
-            blocks = Blocks(
-                folder / name,
-                array.view(np.uint8),
-                stated.blocks,
-                block=manifest.digest_block,
-                damaged=lambda *_: _damaged(folder, store),
+            columns[name] = manifest.columns[name].mapped(
+                folder / name, kind, block=manifest.digest_block, damaged=lambda *_: _damaged(folder, store)
             )
-            columns[name] = Column(array, blocks)
         index = WindowIndex(
             store=store,
             config=config,
@@ -295,8 +288,7 @@ def build(store: EventStore, folder: Path, source: IndexSource) -> None:
     for name, kind in COLUMNS.items():
         content = (offsets_W1 if name == "offsets" else rows_R[name][order_R]).astype(kind).tobytes()
         write_atomic(folder / name, content, fix="the next start builds the index again")
-        blocks = (content[at : at + DIGEST_BLOCK] for at in range(0, len(content), DIGEST_BLOCK))
-        columns[name] = StoredColumn(bytes=len(content), blocks=[hashlib.sha256(block).hexdigest() for block in blocks])
+        columns[name] = StoredColumn.of(folder / name, block=DIGEST_BLOCK)
     manifest = IndexManifest(
         **as_json(source),
         t_min=t_min,
