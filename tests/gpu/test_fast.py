@@ -196,7 +196,7 @@ def test_a_log_whose_last_batch_is_short_trains_to_its_end(tmp_path: Path) -> No
     """600 rows in batches of 256: the last has 88, and a graph's shapes are those of 256."""
     lines = (f"{row % 7},{row % 11},{row % 2}" for row in range(700))
     (tmp_path / "log.csv").write_text("\n".join(["shop,city,clicked", *lines]) + "\n")
-    import_clicks(ClickOptions(clicks=tmp_path / "log.csv", categorical="shop,city", hash=(30,)), tmp_path / "clicks")
+    import_clicks(ClickOptions(clicks=tmp_path / "log.csv", categorical="shop,city", hash=30), tmp_path / "clicks")
     data = {"source": "clicks", "path": tmp_path / "clicks", "holdout": 1 / 7, "ids_per_bag": 1}
     model = {"features": ("shop", "city"), "rows": (30, 30), "bottom": (1, 32, 16)}
     outcome = []

@@ -132,12 +132,12 @@ def test_what_would_be_a_guess_is_one_line(tmp_path: Path, seen: list[str], valu
 
 
 def test_hashed_categories_are_compared_by_their_key(tmp_path: Path) -> None:
-    clicks = clicks_of(tmp_path, ["00501", "10001"], hash=(1000,))
+    clicks = clicks_of(tmp_path, ["00501", "10001"], hash=1000)
     texts, numbers = (clicks.encode(pa.table({"a": values}))[0].ids_NS.tolist() for values in (["00501"], [501]))
     assert texts == numbers
     (tmp_path / "two").mkdir()
     with pytest.raises(RecperfError, match="has numbers like 501; the import saw hashed text") as error:
-        clicks_of(tmp_path / "two", ["00501", "501"], hash=(1000,)).encode(pa.table({"a": [501]}))
+        clicks_of(tmp_path / "two", ["00501", "501"], hash=1000).encode(pa.table({"a": [501]}))
     assert error.value.fix == "read the column as text: pd.read_csv(..., dtype={'a': str})"
 
 

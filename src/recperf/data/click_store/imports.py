@@ -141,8 +141,7 @@ class _Build:
         self.kinds = column_types(connection, "raw")
         # Rows are removed when all are known: until then they count as in the file.
         connection.execute("CREATE TABLE left_out (place BIGINT)")
-        self.separator = options.separator or (" " if source.types else "|")
-        self.columns = decide_types(connection, columns, self.separator)
+        self.columns = decide_types(connection, columns, options.separator)
         if not self.columns.features:
             left = ", ".join(f"{name} ({why})" for name, why in self.columns.left_out.items())
             raise self._bad(
@@ -185,7 +184,7 @@ class _Build:
             positives=0,
             label=Label(self.columns.name(self.columns.label), threshold, [*self.options.positives]),
             columns=[self._feature(at) for at in features],
-            separator=self.separator,
+            separator=self.options.separator,
             **roles,
             times=None,
             left_out=self.columns.left_out,
@@ -270,7 +269,7 @@ class _Build:
         query = f"SELECT {column} AS text, count(*) AS count FROM raw GROUP BY text"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE texts AS {query}")
         one = sql.category("text", kind, trimmed=True)
-        several = sql.categories("text", kind, self.separator, trimmed=True)
+        several = sql.categories("text", kind, self.options.separator, trimmed=True)
         each = f"SELECT {f'unnest({several})' if how == 'multi' else one} AS value, count FROM texts"
         if not self.options.hash:
             self._require_room(name, self._row(f"approx_count_distinct(value) FROM ({each})")[0])
@@ -288,21 +287,13 @@ class _Build:
             missing = self._row(f"coalesce(sum(count), 0) FROM texts WHERE {one} IS NULL")[0]
         facts = replace(facts, values=values, missing=int(missing))
         if self.options.hash:
-            return replace(facts, buckets=self._table_rows(at) - 2)
+            return replace(facts, buckets=self.options.hash - 2)
         query = (
             f"SELECT min(value) AS value, nullif(key, min(value)) AS key, sum(count) AS count "
             f"FROM (SELECT *, {sql.key('value', values)} AS key FROM seen) GROUP BY key ORDER BY count DESC, value"
         )
         vocabulary = write_vocabulary(self.connection, query, self.folder / f"vocabulary-{at:03d}.parquet")
         return replace(facts, vocabulary=vocabulary)
-
-    def _table_rows(self, at: int) -> int:
-        """Rows of the table to which the categories of a column are hashed."""
-        sizes, sparse = self.options.hash, [one for one, how in self.columns.features.items() if how != "numeric"]
-        if len(sizes) not in (1, len(sparse)):
-            what = f"--hash has {len(sizes)} numbers; {len(sparse)} columns have categories"
-            raise self._bad(what, "give one number for all, or one for each of them")
-        return sizes[sparse.index(at) if len(sizes) > 1 else 0]
 
     def _require_room(self, name: str, distinct: int) -> None:
         """Refuse a vocabulary that does not fit into memory with its lookup; a value takes about 100 bytes."""

@@ -34,8 +34,6 @@ _CRITEO_NUMBER, _CRITEO_CATEGORY = (
 )
 MOST_RATING = 100
 _FEW_VALUES = 1000
-_TYPED: dict[str, Kind] = {"token": "categorical", "token_seq": "multi", "float": "numeric"}
-"""What the types in a header of RecBole's files are."""
 _AT_ONCE = 16
 """Columns whose types one query decides."""
 
@@ -62,8 +60,8 @@ class ClickOptions:
     missing number becomes the mean, with a column of its own that says so."""
     multi: str | None = None
     """Columns with several categories in a row, separated by commas: lists, or text like Action|Comedy."""
-    separator: str | None = None
-    """What separates the categories of a multi-valued column; default: |, in RecBole's files a space."""
+    separator: str = "|"
+    """What separates the categories of a multi-valued column."""
     time: str | None = None
     """Column of the time, for splits by time: a number, ISO text or a timestamp."""
     user: str | None = None
@@ -73,9 +71,8 @@ class ClickOptions:
     min_count: int = 5
     """Least number of training rows with a category for it to get a table row of its own; rarer ones share a row, and
     so do those seen first after training."""
-    hash: tuple[int, ...] = ()
-    """Hash categories to tables of this many rows instead of listing them: one number for all columns, or one for each
-    that is not numeric, in the order of the file."""
+    hash: int | None = None
+    """Hash the categories of each column to a table of this many rows instead of listing them."""
     delimiter: str | None = None
     """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
@@ -96,13 +93,12 @@ class ClickOptions:
         )
         within(1, self.min_count, 1 << 31, "min_count")
         within(0, self.skip_bad, 1_000_000, "skip_bad")
-        for rows in self.hash:
-            within(4, rows, (1 << 31) - 1, "hash")
+        if self.hash is not None:
+            within(4, self.hash, (1 << 31) - 1, "hash")
         if self.positive_from is not None:
             require(self.positive_from - self.positive_from == 0, "positive_from", self.positive_from, "a number")
             require(self.label is None, "positive_from", self.positive_from, "none with --label; --rating takes it")
-        fits = self.separator is None or 0 < len(self.separator) <= 8
-        require(fits, "separator", self.separator, "1 to 8 characters")
+        require(0 < len(self.separator) <= 8, "separator", self.separator, "1 to 8 characters")
         within(256, self.memory_mib, 1 << 30, "memory_mib")
         if not self.name:
             object.__setattr__(self, "name", legal_name(self.clicks.name.split(".")[0]))
@@ -157,7 +153,6 @@ def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
         has_header = False
     if options.header != "yes" and source.delimiter == "\t" and len(names) == len(CRITEO) and names[0] in ("0", "1"):
         names, has_header = CRITEO, False
-        source = replace(source, types={at: "token" if name[0] == "c" else "float" for at, name in enumerate(CRITEO)})
     elif source.format == "csv" and not has_header:
         by_name = options.label is None and options.rating is None
         is_ratings = by_name and len(names) == len(RATINGS) and float(names[2]) <= MOST_RATING
@@ -205,18 +200,17 @@ def _assign(source: Source, names: list[str], options: ClickOptions) -> Columns:
             roles[role] = None
     if roles["time"] in (*features, label):
         roles["time"] = None
-    left_out: dict[str, str] = {}
     others = [at for at in range(len(names)) if at not in (*features, label, roles["time"]) and not options.features]
-    if source.types:
-        features |= {at: _TYPED[source.types[at]] for at in others if source.types[at] in _TYPED}
-        left_out = {names[at]: "a list of numbers" for at in others if at not in features}
+    if names is CRITEO:
+        features |= {at: "categorical" if names[at][0] == "c" else "numeric" for at in others}
+        others = []
     return Columns(
         names=names,
         label=label,
         is_rating=is_rating,
         features=features,
-        left_out=left_out,
-        undecided=() if source.types else tuple(others),
+        undecided=tuple(others),
+        left_out={},
         **roles,
     )
 

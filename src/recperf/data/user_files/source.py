@@ -31,8 +31,8 @@ _DELIMITERS = ("\t", ",", ";", "|")
 _SAMPLE_BYTES = 1 << 20
 LONGEST_LINE = _SAMPLE_BYTES - 4
 """Most characters of a row: without a bound, one line of a small gzip file could take any memory."""
-_TYPED = re.compile("(.+):(token|token_seq|float|float_seq)")
-"""A column in the header of RecBole's files: its name and its type."""
+_TYPE = re.compile("(?<=.):(token|float)(_seq)?$")
+"""What RecBole's files write behind a column's name."""
 _MOST_SHOWN = 20
 """Names of columns in a message."""
 BOM = b"\xef\xbb\xbf"
@@ -53,8 +53,6 @@ class Source:
     """Names of the columns; empty strings where a file has no header."""
     columns: dict[str, int] = field(default_factory=dict)
     """Position of the column that serves each role."""
-    types: dict[int, str] = field(default_factory=dict)
-    """Types of the columns by position where the header states them, as RecBole's does."""
     gzipped: bool = False
     delimiter: str = ","
     has_header: bool = False
@@ -150,24 +148,15 @@ def inspect(
         what = f"a file without a header has no column {name!r}"
         raise UsageError(what, where={"file": path}, fix=f"give columns by number, 1 to {len(names)}")
     names = names if has_header or is_json else [""] * len(names)
-    names, types = _without_types(names)
+    names = [_TYPE.sub("", name) for name in names]
     return replace(
         source,
         format="json" if is_json else "csv",
         names=names,
         columns=_positions(path, columns, names, recognised or {}),
-        types=types,
         delimiter=delimiter,
         has_header=has_header,
     )
-
-
-def _without_types(names: list[str]) -> tuple[list[str], dict[int, str]]:
-    """Names of columns without the types that RecBole's header states behind them, and these types by position."""
-    typed = [_TYPED.fullmatch(name) for name in names]
-    if not all(typed):
-        return names, {}
-    return [match[1] for match in typed if match], {at: match[2] for at, match in enumerate(typed) if match}
 
 
 def _first_line(path: Path, sample: bytes) -> str:

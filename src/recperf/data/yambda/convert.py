@@ -75,7 +75,7 @@ def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRow
     for macro in _MACROS:
         connection.execute(f"CREATE MACRO {macro}")
     if "genres" in column_types(connection, "raw"):
-        _group_genres(connection, " " if source.types.get(source.columns.get("genres", -1)) == "token_seq" else None)
+        _group_genres(connection)
     types = column_types(connection, "raw")
     # In the order in which the faults of one row are reported.
     roles = [role for role in ("user", "item", "time", options.signal, *OPTIONAL_ROLES) if role in types]
@@ -121,17 +121,17 @@ def _leave_out(
     connection.execute("DELETE FROM events WHERE bad")
 
 
-def _group_genres(connection: Any, mark: str | None) -> None:
+def _group_genres(connection: Any) -> None:
     """Replace the column of genres by an artist, the first of them, and an album, the set of all, where `raw` has none.
 
-    Values are separated by `mark`; by default |, or where none has one semicolons, else commas. There are far fewer
+    Values are separated by |, or where none has one by semicolons, else commas. There are far fewer
     different texts than rows.
     """
     text = "regexp_replace(value, '^\\[|\\]$', '', 'g')"
     connection.execute('CREATE TABLE texts AS SELECT DISTINCT "genres"::VARCHAR AS value FROM raw')
     separators = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
     bars, semicolons = fetch_row(connection, f"SELECT {separators} FROM texts")
-    mark = mark or (LIST_MARK if bars else ";" if semicolons else ",")
+    mark = LIST_MARK if bars else ";" if semicolons else ","
     # Quotes are those of a list that a program printed.
     trimmed = "lambda genre: trim(genre, ' ''\"')"
     genres = f"list_filter(list_transform(string_split({text}, '{mark}'), {trimmed}), lambda genre: genre <> '')"

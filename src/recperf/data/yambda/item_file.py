@@ -40,7 +40,6 @@ class ItemFile:
         self.digest = sha256(self.path) if self.path.is_file() else ""
         source = _inspect(_as_utf8(self.path, folder), options)
         self.names = {role: source.names[at] or str(at + 1) for role, at in source.columns.items()}
-        self.multi = {role for role, at in source.columns.items() if source.types.get(at) == "token_seq"}
         bad = BadRows(self.path, options.skip_bad)
         load_file(connection, source, progress, bad, table="item_raw")
         if self.digest != sha256(self.path):
@@ -53,8 +52,7 @@ class ItemFile:
         values = {"key": category('"id"', types["id"], trimmed=True)}
         values["title"] = '"title"::VARCHAR' if "title" in types else "NULL::VARCHAR"
         for role in self.features:
-            mark = " " if role in self.multi else LIST_MARK
-            values[role] = categories(f'"{role}"', types[role], mark, trimmed=is_text(types[role]))
+            values[role] = categories(f'"{role}"', types[role], LIST_MARK, trimmed=is_text(types[role]))
         selected = ", ".join(f'{value} AS "{name}"' for name, value in values.items())
         self.connection.execute(f"CREATE TABLE item_rows AS SELECT rowid AS row, {selected} FROM item_raw")
         fix = "give each item one row, or check --items-id"
