@@ -106,12 +106,11 @@ def reference_plan() -> PlannedWorkload:
 def reference_on(device: Device, ranks: int = 8, *, dedup: bool = True, rows: bool = False) -> Prediction:
     parallelism = Parallelism(
         rank_batch=1024,
-        sharding="row" if rows else "table",
-        overrides={} if rows else dict.fromkeys(COLUMNS, "column"),
-        wire="fp16",
-        pipelined=False,
-        overlapped=True,
-        balanced=False,
+        sharding="row" if rows else ",".join(["table", *(f"{name}=column" for name in COLUMNS)]),
+        all_to_all="fp16",
+        pipeline=False,
+        overlap="on",
+        balance=False,
         dedup=dedup,
     )
     return predict(reference_plan(), ranks, device, parallelism=parallelism)

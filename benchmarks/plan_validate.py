@@ -196,7 +196,7 @@ def _message_seconds(name: str, link: Link) -> float:
     rates = Calibration(device=link.backend, product=1e12, copy=1e12, memory_bytes=1 << 34, link=link)
     device, network = rates.applied(KNOWN["h200"], "float32"), rates.connected(NETWORKS["ib400"])
     config: Any = next(iter(workload.presets.values()))()
-    exposed = predict(workload.planned(config), 2, device, network, Parallelism(overlapped=False)).step.exposed
+    exposed = predict(workload.planned(config), 2, device, network, Parallelism(overlap="off")).step.exposed
     return sum(seconds for part, seconds in exposed.items() if "all-" in part) + all_reduce(0, 2, device, network)
 
 

@@ -18,7 +18,7 @@ from recperf.errors import ConfigError
 from recperf.models.tiers.config import TablesConfig
 from recperf.plan.devices import KNOWN
 from recperf.plan.predict import predict
-from recperf.plan.sharding import parallelism_of
+from recperf.plan.sharding import Parallelism
 from recperf.workloads import find
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
 from recperf.workloads.micro_dlrm.config import default as micro_default
@@ -100,7 +100,7 @@ def test_losses_weights_and_scores_are_those_of_a_single_process(name: str) -> N
 def test_a_run_prints_the_placement_that_recperf_plan_predicts(name: str) -> None:
     config = configs()[name]
     workload = find("micro-dlrm" if name == "micro" else "dlrm").planned(config)
-    plan = predict(workload, 2, KNOWN["h200"], parallelism=parallelism_of(config.distributed))
+    plan = predict(workload, 2, KNOWN["h200"], parallelism=Parallelism(**vars(config.distributed)))
     expected = {
         (str(rank), one.table.name, one.kind, f"{one.weight_R[rank] + one.state_R()[rank]:,}")
         for one in plan.placed

@@ -18,7 +18,7 @@ from recperf.errors import ConfigError, MachineError
 from recperf.plan.devices import KNOWN
 from recperf.plan.memory import rank_demand
 from recperf.plan.predict import predict
-from recperf.plan.sharding import parallelism_of
+from recperf.plan.sharding import Parallelism
 from recperf.workloads import find
 from recperf.workloads.dlrm.config import criteo_kaggle, experiment
 from recperf.workloads.dlrm_v4.config import laptop, mlperf
@@ -94,7 +94,7 @@ def test_a_rank_holds_the_bytes_that_the_plan_prints(name: str, ranks: int) -> N
     workload = find(name.split(",")[0])
     for options in (DistributedConfig(), DistributedConfig(sharding=sharding)):
         planned = workload.planned(from_json(type(config), to_json(replace(config, distributed=options))))
-        predicted = predict(planned, ranks, KNOWN["h200"], parallelism=parallelism_of(options))
+        predicted = predict(planned, ranks, KNOWN["h200"], parallelism=Parallelism(**vars(options)))
         demand = rank_demand(planned, ranks, options)
         placed = placed_by(options, demand, ranks)
         assert kinds(placed) == kinds(list(predicted.placed))

@@ -65,7 +65,7 @@ def test_the_published_out_of_memory_and_its_remedies() -> None:
     hstu = replace(config.model.hstu, candidate_only=False, recompute=True)
     config = replace(config, model=replace(config.model, shared_encoders=False, hstu=hstu))
     ids = skew.zipf(planned(config).work(), 1024, 32, 0.478)
-    rows = Parallelism(rank_batch=1024, sharding="row", wire="fp16", dedup=False)
+    rows = Parallelism(rank_batch=1024, sharding="row", all_to_all="fp16", dedup=False)
 
     def predicted(parallelism: Parallelism) -> Prediction:
         return predict(planned(config), 32, KNOWN["mi350x"], parallelism=parallelism, skew=ids)
@@ -77,7 +77,7 @@ def test_the_published_out_of_memory_and_its_remedies() -> None:
     assert in_place.verdict == "fits"
     assert in_place.bytes / GIB < 208 < 238 < in_place.without_reuse_bytes / GIB, "published: 208 to 238 GiB"
     assert (in_place.without_reuse_bytes + copy) / GIB > 288
-    columns = predicted(replace(rows, overrides={"album_id": "column", "artist_id": "column"})).memory
+    columns = predicted(replace(rows, sharding="row,album_id=column,artist_id=column")).memory
     assert columns.bytes / GIB < 0.58 * 288 < columns.without_reuse_bytes / GIB, "published after that cure: 58 %"
     once = predicted(replace(rows, dedup=True)).memory
     assert once.without_reuse_bytes - max(once.parts["activations"]) < 0.5 * max(in_place.parts["all-to-all"])
@@ -87,7 +87,7 @@ def test_remedies_fit() -> None:
     """Too many ids of popular rows on one rank: other shardings fit, and each is an option of recperf run."""
     config = mlperf()
     small = replace(config, model=replace(config.model, row_scale=0.02))
-    parallelism = Parallelism(rank_batch=1024, sharding="row", wire="fp16", dedup=False)
+    parallelism = Parallelism(rank_batch=1024, sharding="row", all_to_all="fp16", dedup=False)
     device = KNOWN["mi350x"]
     ids = skew.zipf(planned(small).work(), 1024, 32, 0.7)
     plan = predict(planned(small), 32, device, parallelism=parallelism, skew=ids)

@@ -19,7 +19,7 @@ from ..plan import calibrate
 from ..plan import skew as skews
 from ..plan.devices import Device, Network, device_of, network_of
 from ..plan.report import report_of, side_by_side, summary
-from ..plan.sharding import LARGEST_BATCH, parallelism_of
+from ..plan.sharding import LARGEST_BATCH, Parallelism
 from ..plan.summary import Plan, Question, Setting, plan
 from ..plan.work import PlannedWorkload
 from ..runs.report import page
@@ -158,7 +158,7 @@ def _setting(options: Options[Any], workload: PlannedWorkload, price: float | No
         workload=workload,
         device=device,
         network=network,
-        parallelism=parallelism_of(distributed, rank_batch),
+        parallelism=Parallelism(**vars(distributed), rank_batch=rank_batch),
         question=options,
         skew=partial(_skew, options, workload),
         global_batches=() if options.rank_batch or options.global_batch else tuple(workload.published_samples),

@@ -5,7 +5,7 @@ Every change is an option of `recperf run`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ..distributed.config import Kind, KindOrAuto
@@ -58,29 +58,22 @@ def improvements(
     return sorted(better, key=lambda one: one[1].step.value)[:most], [options for options, _ in tried]
 
 
-def sharding_option(parallelism: Parallelism) -> str:
-    """The option of `recperf run` that selects this sharding."""
-    kinds = [parallelism.sharding, *(f"{name}={kind}" for name, kind in parallelism.overrides.items())]
-    return f"--distributed.sharding {','.join(kinds)}"
-
-
 def _smaller(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
     """Changes that may need less memory."""
     if _copied(plan):
         return
-    if parallelism.wire == "fp32":
-        yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
+    if parallelism.all_to_all == "fp32":
+        yield "--distributed.all-to-all fp16", replace(parallelism, all_to_all="fp16")
     yield from _shardings(parallelism, ("auto", "row"))
     tables, rows = plan.memory.largest_tables, {table.name: table.rows for table in plan.work.tables}
     for count in range(1, min(len(tables), MOST_OVERRIDES) + 1):
         for kind in REMEDIES:
-            overrides = {**parallelism.overrides, **dict.fromkeys(tables[:count], kind)}
-            changed = replace(parallelism, overrides=overrides)
             if kind != "row" or all(rows_for_all(rows[name], plan.ranks) for name in tables[:count]):
-                yield sharding_option(changed), changed
-    if parallelism.wire == "fp32":
+                named = {**parallelism.shardings, **dict.fromkeys(tables[:count], kind)}
+                yield _sharded(parallelism, parallelism.kind, named)
+    if parallelism.all_to_all == "fp32":
         for options, changed in _shardings(parallelism, ("auto", "row")):
-            yield f"{options} --distributed.all-to-all fp16", replace(changed, wire="fp16")
+            yield f"{options} --distributed.all-to-all fp16", replace(changed, all_to_all="fp16")
 
 
 def _copied(plan: Prediction) -> bool:
@@ -90,21 +83,26 @@ def _copied(plan: Prediction) -> bool:
 
 def _faster(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:
     """Changes that may need less time."""
-    if parallelism.wire == "fp32" and not _copied(plan):
-        yield "--distributed.all-to-all fp16", replace(parallelism, wire="fp16")
-    if not parallelism.pipelined:
-        yield "--distributed.pipeline", replace(parallelism, pipelined=True)
-    if not parallelism.overlapped:
-        yield "--distributed.overlap on", replace(parallelism, overlapped=True)
-    if not parallelism.balanced and plan.work.sample_work is not None:
-        yield "--distributed.balance", replace(parallelism, balanced=True)
+    if parallelism.all_to_all == "fp32" and not _copied(plan):
+        yield "--distributed.all-to-all fp16", replace(parallelism, all_to_all="fp16")
+    if not parallelism.pipeline:
+        yield "--distributed.pipeline", replace(parallelism, pipeline=True)
+    if parallelism.overlap == "off":
+        yield "--distributed.overlap on", replace(parallelism, overlap="on")
+    if not parallelism.balance and plan.work.sample_work is not None:
+        yield "--distributed.balance", replace(parallelism, balance=True)
     if not _copied(plan):
         yield from _shardings(parallelism, ("auto", "row", "table"))
+
+
+def _sharded(parallelism: Parallelism, kind: str, named: Mapping[str, str]) -> tuple[str, Parallelism]:
+    """The tables sharded in another way, and the option that says so."""
+    sharding = ",".join([kind, *(f"{name}={of_name}" for name, of_name in named.items())])
+    return f"--distributed.sharding {sharding}", replace(parallelism, sharding=sharding)
 
 
 def _shardings(parallelism: Parallelism, kinds: tuple[KindOrAuto, ...]) -> Iterator[tuple[str, Parallelism]]:
     """All tables sharded in another way."""
     for kind in kinds:
-        changed = replace(parallelism, sharding=kind, overrides={})
-        if changed != parallelism:
-            yield sharding_option(changed), changed
+        if parallelism.shardings or kind != parallelism.kind:
+            yield _sharded(parallelism, kind, {})

@@ -70,7 +70,7 @@ def memory_of(
 ) -> Memory:
     """Memory in the phase in which the fullest rank holds most."""
     ranks = len(placed[0].width_R)
-    other = beside_tables(work, batch, placed, pipelined=parallelism.pipelined, balanced=parallelism.balanced)
+    other = beside_tables(work, batch, placed, pipelined=parallelism.pipeline, balanced=parallelism.balance)
     constant_R = {
         "tables": np.asarray(sum(one.weight_R for one in placed), np.float64),
         "optimizer": np.asarray(sum(one.state_R() for one in placed)) + other["optimizer"],
@@ -154,7 +154,7 @@ def _phases(
 ) -> dict[str, dict[str, Bytes]]:
     sent_R, received_R, ids_R = moved_R(placed, skew, batch, parallelism.dedup)
     zero_R = np.zeros_like(sent_R)
-    coded = 0 if parallelism.wire == "fp32" else HALF
+    coded = 0 if parallelism.all_to_all == "fp32" else HALF
     # Float32 at both ends, and encoded at both ends in between.
     both_R = FLOAT * (sent_R + received_R) + coded * (sent_R + received_R) + INDEX * ids_R
     return {

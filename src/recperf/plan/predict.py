@@ -126,7 +126,7 @@ def predict(
     work = workload.work(history=history, distinct=None if skew is None else skew.distinct_per_sample(batch))
     skew = skew or even(work, batch, ranks)
     placed = place(work.tables, ranks, batch, parallelism)
-    uneven = largest_share(work, batch, ranks, balanced=parallelism.balanced).work
+    uneven = largest_share(work, batch, ranks, balanced=parallelism.balance).work
     parts = _seconds(work, placed, skew, batch, device, network, parallelism, uneven)
     left = exposed(parts, parallelism, ahead=work.prepared_ahead)
     seconds, samples = sum(left.values()), workload.batch_size if parallelism.rank_batch is None else ranks * batch
@@ -170,10 +170,10 @@ def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, ahead: bool
     and ids of the next batch move during everything else, where the input is prepared `ahead`. Ranks always wait for
     rows and their gradients. A GPU computes while the host calls the next operators."""
     left = dict(parts)
-    if parallelism.overlapped:
+    if parallelism.overlap != "off":
         left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
     left["calls"] = max(0.0, parts["calls"] - _computed(parts))
-    if parallelism.pipelined and ahead:
+    if parallelism.pipeline and ahead:
         early = parts["input"] + parts["transfer"] + parts["ids all-to-all"]
         waited = max(0.0, early - (sum(left.values()) - early))
         # What moves last is hidden first: the host prepares a batch before anything else happens to it.
@@ -289,9 +289,9 @@ def _origins(
     """Where every figure comes from."""
     share = device.efficiency
     prefetch = (
-        "input and ids overlap with the previous step" if parallelism.pipelined else "input and ids do not overlap"
+        "input and ids overlap with the previous step" if parallelism.pipeline else "input and ids do not overlap"
     )
-    reduction = "the all-reduce overlaps" if parallelism.overlapped else "nothing overlaps"
+    reduction = "the all-reduce overlaps" if parallelism.overlap != "off" else "nothing overlaps"
     return {
         "work": "counted from the config (recperf show)",
         **work.origins,

@@ -6,23 +6,22 @@ Shapes: R ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import require, within
-from ..distributed import balance, placement
-from ..distributed.config import DistributedConfig, KindOrAuto, Table
-from ..distributed.placement import Placed
+from ..config import within
+from ..distributed import balance
+from ..distributed.config import Demand, DistributedConfig, Table
+from ..distributed.placement import Placed, placed_by
 from ..measure.cost import FLOAT
 from .skew import Traffic
 from .work import Lengths, Work
 
-Wire = Literal["fp32", "fp16", "bf16"]
 HALF = 2
 LARGEST_BATCH = 1 << 24
 """Samples of a step at most, as in a config."""
@@ -31,49 +30,23 @@ DRAWN = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallelism:
-    """How training is distributed over ranks: what `DistributedConfig` has, with its defaults, and what other
-    implementations do."""
+class Parallelism(DistributedConfig):
+    """How training is distributed over ranks: as `recperf run` does it on GPUs, or as another implementation."""
 
     rank_batch: int | None = None
     """Samples of one rank; None: the global batch size of the config is divided by the ranks."""
-    sharding: KindOrAuto = "auto"
-    """Sharding of all tables: row, column, table, data-parallel, or auto."""
-    overrides: Mapping[str, KindOrAuto] = field(default_factory=dict)
-    """Sharding of single tables."""
-    wire: Wire = "fp32"
-    """Number format in which rows and their gradients are sent."""
     dedup: bool = True
     """An id that occurs several times in a rank's batch is requested once."""
-    pipelined: bool = True
-    """The next batch is copied, and its ids sent, during the current step."""
-    overlapped: bool = True
-    """Dense gradients are summed during the backward pass."""
-    balanced: bool = True
-    """Samples are dealt to ranks by their work; otherwise rank r of n takes every n-th."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rank_batch is not None:
             within(1, self.rank_batch, LARGEST_BATCH, "rank batch")
-        require(self.wire in ("fp32", "fp16", "bf16"), "wire", self.wire, "fp32, fp16, bf16")
 
     @property
     def number_bytes(self) -> int:
         """Bytes of a number that is sent."""
-        return FLOAT if self.wire == "fp32" else HALF
-
-
-def parallelism_of(options: DistributedConfig, rank_batch: int | None = None) -> Parallelism:
-    """As `recperf run` works with these options on GPUs."""
-    return Parallelism(
-        rank_batch=rank_batch,
-        sharding=options.kind,
-        overrides=options.shardings,
-        wire=options.all_to_all,
-        pipelined=options.pipeline,
-        overlapped=options.overlap in ("on", "auto"),
-        balanced=options.balance,
-    )
+        return FLOAT if self.all_to_all == "fp32" else HALF
 
 
 @dataclass(frozen=True)
@@ -113,8 +86,7 @@ class PlacedTable(Placed):
 
 def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parallelism) -> list[PlacedTable]:
     """The shards that a run with so many ranks has."""
-    placed = placement.place(tables, ranks, batch, parallelism.sharding, parallelism.overrides)
-    placement.require_sent(placed, parallelism.wire)
+    placed = placed_by(parallelism, Demand(tables=tables, batch=batch), ranks)
     return [PlacedTable(one.table, one.kind, one.width_R, one.why) for one in placed]
 
 
