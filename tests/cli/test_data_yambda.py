@@ -48,7 +48,7 @@ def test_made_prepared_checked_and_described(call: Call, raw: Path) -> None:
     described = answer(call, "info", "yambda-like", "--path", "made", *arguments)
     assert described["synthetic"] is True
     assert described["events"] == made["events"] == sum(described["by_type"].values())
-    assert sum(described["shares"].values()) == pytest.approx(1)
+    assert 0.9 < sum(described["shares"].values()) <= 1
     assert described["windows"]["count"] in (30, 31)
     assert 0 < described["anchors"]["total"] < described["by_type"]["listen"]
 

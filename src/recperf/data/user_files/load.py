@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ...files import sha256
 from ..rows import Table, in_blocks, optional_package, pyarrow
-from .source import BOM, LONGEST_LINE, HashedFile, Source, bad_file, inspect, require_distinct, unreadable
+from .source import BOM, LONGEST_LINE, Source, bad_file, inspect, require_distinct, unreadable
 from .text_rows import NOT_UTF8, BadRows, Block, read_blocks
 from .values import MISSING, column_types, fetch_row, literal, open_database, stripped
 
@@ -38,30 +37,28 @@ Part = tuple[str, int, bool]
 far; and whether text has no whitespace around it, and none is empty."""
 
 
-def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows, table: str = "raw") -> str:
-    """Create a table from the file without its bad rows. Returns the SHA-256 of what was read."""
+def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows, table: str = "raw") -> None:
+    """Create a table from the file without its bad rows."""
     duckdb, into = optional_package("duckdb"), f"CREATE TABLE {table} AS"
     if source.format != "parquet":
         texts = ", ".join(f'"{role}" VARCHAR' for role in source.columns)
         connection.execute(f"CREATE TABLE {table} ({texts})")
         into = f"INSERT INTO {table}"
-    with HashedFile(source.path) as file:
-        for rows, bytes_read, trimmed in _parts(connection, source, file, bad):
-            try:
-                kinds = column_types(connection, rows) if source.format == "parquet" else {}
-                columns = {role: f"f{at}" for at, role in enumerate(source.columns)}
-                for role, column in columns.items():
-                    if not trimmed and kinds.get(column, "VARCHAR") == "VARCHAR":
-                        columns[role] = stripped(column)
-                selected = ", ".join(f'{value} AS "{role}"' for role, value in columns.items())
-                connection.execute(f"{into} SELECT {selected} FROM {rows}")
-            except (duckdb.NotImplementedException, duckdb.InvalidInputException) as error:
-                raise unreadable(source.path, error) from None
-            into = f"INSERT INTO {table}"
-            progress(min(bytes_read, source.size), source.size)
-        digest = sha256(source.path) if source.format == "parquet" else file.sha256.hexdigest()
+    for rows, bytes_read, trimmed in _parts(connection, source, bad):
+        try:
+            kinds = column_types(connection, rows) if source.format == "parquet" else {}
+            columns = {role: f"f{at}" for at, role in enumerate(source.columns)}
+            for role, column in columns.items():
+                if not trimmed and kinds.get(column, "VARCHAR") == "VARCHAR":
+                    columns[role] = stripped(column)
+            selected = ", ".join(f'{value} AS "{role}"' for role, value in columns.items())
+            connection.execute(f"{into} SELECT {selected} FROM {rows}")
+        except (duckdb.NotImplementedException, duckdb.InvalidInputException) as error:
+            raise unreadable(source.path, error) from None
+        into = f"INSERT INTO {table}"
+        progress(min(bytes_read, source.size), source.size)
+    source.require_unchanged()
     progress(source.size, source.size)
-    return digest
 
 
 class RowFile:
@@ -96,14 +93,13 @@ class RowFile:
         with (
             tempfile.TemporaryDirectory(prefix="recperf-rows-") as folder,
             open_database(Path(folder) / "rows", memory=_SCORED_MEMORY) as connection,
-            HashedFile(source.path) as file,
         ):
-            for rows, *_ in _parts(connection, source, file, BadRows(source.path)):
+            for rows, *_ in _parts(connection, source, BadRows(source.path)):
                 # A user's names never become SQL.
                 yield connection.sql(f"FROM {rows}").to_arrow_table().rename_columns(list(source.columns))
 
 
-def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> Iterator[Part]:
+def _parts(connection: Any, source: Source, bad: BadRows) -> Iterator[Part]:
     """Parts of the file as tables of DuckDB; a part is gone when the next one is asked for."""
     if source.format == "parquet":
         for table, bytes_read in _parquet_batches(source):
@@ -112,7 +108,7 @@ def _parts(connection: Any, source: Source, file: HashedFile, bad: BadRows) -> I
             connection.unregister("batch")
         return
     read = {"csv": _csv_part, "json": _json_part, "sequences": _sequence_part}[source.format]
-    with closing(read_blocks(source, file, bad)) as blocks:
+    with closing(read_blocks(source, bad)) as blocks:
         for number, block in enumerate(blocks):
             rows = read(connection, source, block, bad, number)
             yield rows, block.bytes_read, source.format == "csv" and block.trimmed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 from ...errors import DataError, UsageError, closest
 from ...files import open_linked
@@ -57,9 +56,9 @@ class Source:
     delimiter: str = ","
     has_header: bool = False
 
-    def require_unchanged(self, hashed: str, imported: str) -> None:
-        """Refuse a file that was written to since it was inspected: what was imported must be what was hashed."""
-        if hashed != imported or self.has_changed():
+    def require_unchanged(self) -> None:
+        """Refuse a file that changed since it was inspected: what was imported must be what was hashed."""
+        if self.has_changed():
             what = "the file changed while it was imported"
             raise bad_file(self.path, what, "import it when it is complete, or import a copy")
 
@@ -69,19 +68,6 @@ class Source:
             return self.state != _state(self.path.stat())
         except OSError:
             return True
-
-
-class HashedFile(io.FileIO):
-    """A file whose bytes are hashed as they are read, once and in their order."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.sha256 = hashlib.sha256()
-
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
-        self.sha256.update(memoryview(buffer).cast("B")[:count])
-        return count
 
 
 def _state(facts: os.stat_result) -> tuple[int, int, int]:

@@ -10,7 +10,6 @@ Shapes: N rows of a block.
 from __future__ import annotations
 
 import gzip
-import io
 from bisect import bisect_right
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from ...files import open_linked
 from ...jsonfile import Struct
 from ...stop import poll
-from .source import BOM, LONGEST_LINE, READ_ERRORS, HashedFile, Source, bad_file, unreadable
+from .source import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, unreadable
 
 BLOCK = 12 << 20
 """Bytes of text that are read at once: DuckDB is faster with more rows than its row groups have, 122,880."""
@@ -96,10 +96,10 @@ class Block:
     """Bytes of the file on disk read so far."""
 
 
-def read_blocks(source: Source, hashed: HashedFile, bad: BadRows) -> Generator[Block, None, None]:
+def read_blocks(source: Source, bad: BadRows) -> Generator[Block, None, None]:
     """The rows of a text file after its header; bad ones are left out and recorded."""
     number, rest = 0 if source.has_header else 1, b""
-    with io.BufferedReader(hashed) as file:
+    with open_linked(source.path) as file:
         stream = gzip.GzipFile(fileobj=file) if source.gzipped else file
         text, first = b"begin", True
         while text:

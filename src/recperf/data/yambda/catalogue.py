@@ -21,7 +21,7 @@ from ...jsonfile import as_json
 from . import item_features, raw
 from .config import HistoryConfig, WindowConfig
 from .reference import FLAT_BYTES, open_events
-from .schema import DAY_S, DRAWN, EVENT_TYPES, EVENTS_FILE, LICENCE, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from .schema import DAY_S, EVENTS_FILE, LICENCE
 from .store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, verify
 from .windows import NoAnchors, WindowIndex
 from .yambda_like import NAME as SYNTHETIC
@@ -34,7 +34,6 @@ Progress = Callable[..., None]
 """Called with the amount done, the total, and for bytes the number of rows in them."""
 Bars = Callable[..., Progress]
 """Makes the progress of a labelled piece of work, with the unit it is counted in: events, bytes, share."""
-_STRIDE = 1 << 22
 
 
 def store_folder(name: str) -> Path:
@@ -166,18 +165,13 @@ def usual_history(store: EventStore) -> int:
 
 def describe(store: EventStore, windows: WindowConfig) -> dict[str, object]:
     """Everything that `data info` prints."""
-    events_I, by_kind = _tallies(store)
-    lengths_U = np.diff(store.user_first_U1)
-    seen = np.sort(events_I[events_I > 0])[::-1]
+    manifest, lengths_U = store.manifest, np.diff(store.user_first_U1)
     # Events are sorted by time, so that only the first and last of each user are read.
     first = int(store.times_E[store.user_first_U1[:-1]].min())
     last = int(store.times_E[store.user_first_U1[1:] - 1].max())
-    kinds = np.arange(256)
-    types = {name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)}
-    pools = {"listen_plus": LISTEN_PLUS, "skip": SKIP, "like": LIKE}
-    shares = {name: float(by_kind[(kinds & bit) > 0].sum() / store.events) for name, bit in pools.items()}
-    drawn_share = float(by_kind[(kinds & DRAWN) > 0].sum() / store.events)
-    drawn = {"drawn": drawn_share} if drawn_share else {}
+    pools = dict(manifest.by_pool)
+    if store.imported and store.imported.negatives:
+        pools["drawn"] = store.imported.negatives.drawn
     # A store too small for any anchor has no windows but can be described.
     index = None
     with suppress(NoAnchors):
@@ -192,7 +186,6 @@ def describe(store: EventStore, windows: WindowConfig) -> dict[str, object]:
         "digest": store.digest,
         "users": store.users,
         "items": store.distinct_items,
-        "items_with_events": len(seen),
         "artists": int(np.count_nonzero(np.unique(store.catalogue_I2[:, 0]))),
         "albums": int(np.count_nonzero(np.unique(store.catalogue_I2[:, 1]))),
         "events": store.events,
@@ -202,12 +195,9 @@ def describe(store: EventStore, windows: WindowConfig) -> dict[str, object]:
         "first_time": first,
         "last_time": last,
         **_imported(store),
-        "by_type": types,
-        "shares": {**shares, **drawn, "other": 1.0 - sum(shares.values()) - sum(drawn.values())},
-        "organic_share": float(by_kind[(kinds & ORGANIC) > 0].sum() / store.events),
+        "by_type": manifest.by_type,
+        "shares": {name: count / store.events for name, count in pools.items()},
         "events_per_user": _spread(lengths_U),
-        "events_per_item": _spread(seen),
-        "top_items_share": float(seen[: max(1, len(seen) // 100)].sum() / store.events),
         "windows": {
             "seconds": windows.seconds,
             "count": index.windows if index else 0,
@@ -233,16 +223,6 @@ def _imported(store: EventStore) -> dict[str, object]:
     names = ("time_order", "events_in_file", "density", "negatives", "unused_columns", "skipped_rows")
     others = {name: value for name, value in as_json(facts).items() if name in names and value}
     return {**days, "columns": facts.options.columns, **others}
-
-
-def _tallies(store: EventStore) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number of events of each item and kind, in one pass."""
-    events_I, by_kind = np.zeros(store.items, np.int64), np.zeros(256, np.int64)
-    for start in range(0, store.events, _STRIDE):
-        part = slice(start, min(store.events, start + _STRIDE))
-        events_I += np.bincount(store.items_at(part), minlength=store.items)
-        by_kind += np.bincount(store.kinds(part), minlength=256)
-    return events_I, by_kind
 
 
 def _spread(counts: NDArray[np.int64]) -> dict[str, float]:
