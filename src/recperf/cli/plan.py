@@ -113,7 +113,6 @@ def _plan(
         device=setting.device.name,
         network=setting.network.name,
         currency=price[1],
-        published_data=workload.published_data or None,
         advice=advised,
         points=points,
     )

@@ -49,13 +49,13 @@ def improvements(
     parallelism: Parallelism,
     predicted: Callable[[Parallelism], Prediction],
     most: int = 3,
-) -> tuple[list[tuple[str, Prediction]], list[str]]:
-    """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them;
-    and all options that were tried. On one rank there are none."""
+) -> list[tuple[str, Prediction]]:
+    """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them. On
+    one rank there are none."""
     changes = [] if plan.ranks == 1 else _faster(plan, parallelism)
     tried = [(options, predicted(changed)) for options, changed in changes]
     better = [one for one in tried if one[1].memory.fits and one[1].step.value <= (1 - NOTICEABLE) * plan.step.value]
-    return sorted(better, key=lambda one: one[1].step.value)[:most], [options for options, _ in tried]
+    return sorted(better, key=lambda one: one[1].step.value)[:most]
 
 
 def _smaller(plan: Prediction, parallelism: Parallelism) -> Iterator[tuple[str, Parallelism]]:

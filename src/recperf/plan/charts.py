@@ -50,7 +50,7 @@ def _times(plans: Sequence[Plan]) -> tuple[str, list[Curve]]:
         curves, title = _curves(plans, lambda point: point.step), "time of a step"
     longest = max((band.high for curve in curves for _, band in curve), default=1.0)
     unit, seconds = next((one for one in UNITS if longest >= one[1]), UNITS[-1])
-    return f"{title}, {unit}", [[(ranks, _scaled(band, seconds)) for ranks, band in curve] for curve in curves]
+    return f"{title}, {unit}", [[(ranks, band.times(1 / seconds)) for ranks, band in curve] for curve in curves]
 
 
 def _costs(plans: Sequence[Plan]) -> tuple[str, list[Curve]]:
@@ -65,10 +65,6 @@ def _costs(plans: Sequence[Plan]) -> tuple[str, list[Curve]]:
         return step and Band(samples / step.value, samples / step.high, samples / step.low)
 
     return "thousand samples/s", _curves(plans, rate)
-
-
-def _scaled(band: Band, unit: float) -> Band:
-    return Band(band.value / unit, band.low / unit, band.high / unit)
 
 
 def _chart(panels: list[tuple[str, list[Curve]]], names: list[str]) -> Sheet:

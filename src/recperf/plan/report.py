@@ -126,17 +126,11 @@ def _smallest(plan: Plan, advised: Point) -> str:
     fewer = max((ranks for ranks in tried if ranks < advised.ranks), default=None)
     name = f" {plan.device}" + (f" on {advised.nodes:,} nodes" if advised.nodes > 1 else "")
     options = f" with {advised.options}" if advised.options else ""
-    enough = devices(advised.ranks, f"enough{options}{_if_ids_repeat(plan, advised)}", name)
+    worse, ids = plan.advice.worse_ranks, ""
+    if worse is not None and worse != advised.ranks:
+        ids = " if ids repeat as published" + (f", {worse:,} if they do not" if worse else "")
+    enough = devices(advised.ranks, f"enough{options}{ids}", name)
     return f"{enough}." if fewer is None else f"{enough}; {devices(fewer, 'too few')}."
-
-
-def _if_ids_repeat(plan: Plan, advised: Point) -> str:
-    """What the number of devices depends on."""
-    advice = plan.advice
-    if advice.fits_worse_ids is not False:
-        return ""
-    more = advice.worse_ranks or 0
-    return " if ids repeat as published" + (f", {more:,} if they do not" if more > advised.ranks else "")
 
 
 def _facts(plan: Plan, advised: Point) -> dict[str, str]:
@@ -264,8 +258,6 @@ def _details(plan: Plan, point: Point) -> list[Section]:
             f"{_time(reached.steps_seconds)} of steps, {_time(reached.evaluations_seconds)} of {evaluations}, "
             f"{_time(reached.startup_seconds)} of start-up"
         )
-    if tried := plan.advice.tried_options:
-        origins["changes"] = f"tried: {', '.join(tried)}"
     sources = definitions(list(origins.items()))
     return [*sections, Section("sources", "sources of the figures", [sources])]
 

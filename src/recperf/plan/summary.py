@@ -144,17 +144,14 @@ class Advice(Struct, kw_only=True):
     configuration: Point | None
     """The smallest that fits."""
     changes: list[Faster]
-    tried_options: list[str]
-    fits_worse_ids: bool | None
-    """Whether it fits with less favourable ids too, where these are known."""
     worse_ranks: int | None
-    """How many ranks would be enough for them."""
+    """How many ranks are enough for less favourable ids, where these are known; 0: none, or as many with options."""
     tiers: tiers.Tiers | None
     """One device, or as many as were asked for, with tables in host memory or in files."""
 
 
 class Plan(Struct, kw_only=True):
-    schema: int = 3
+    schema: int = 4
     workload: str
     preset: str | None
     command: str
@@ -162,7 +159,6 @@ class Plan(Struct, kw_only=True):
     device: str
     network: str
     currency: str | None
-    published_data: str | None
     advice: Advice
     points: list[Point]
 
@@ -176,15 +172,11 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice,
         tried += _search(setting, first=1 << max(counts).bit_length(), larger=0)
     smallest = min((one for one in tried if one.fits), key=lambda one: one.plan.ranks, default=None)
     points = [_point(setting, one, smallest) for one in candidates]
-    changes, options = _changes(setting, smallest)
-    fits, enough = _worse_ids(setting, smallest)
     advised = Advice(
         tried_ranks=max(one.plan.ranks for one in tried),
         configuration=None if smallest is None else _point(setting, smallest, smallest),
-        changes=changes,
-        tried_options=options,
-        fits_worse_ids=fits,
-        worse_ranks=enough,
+        changes=_changes(setting, smallest),
+        worse_ranks=_worse_ids(setting, smallest),
         tiers=_tiers(setting, smallest, min(counts) if counts and setting.tiered else 1),
     )
     return advised, points
@@ -215,29 +207,30 @@ def _candidate(setting: Setting, ranks: int) -> Candidate:
     return tried[0]
 
 
-def _changes(setting: Setting, smallest: Candidate | None) -> tuple[list[Faster], list[str]]:
-    """Options of `recperf run` that make it faster, and those that were tried."""
+def _changes(setting: Setting, smallest: Candidate | None) -> list[Faster]:
+    """Options of `recperf run` that make it faster."""
     if smallest is None:
-        return [], []
+        return []
     plan, ranks = smallest.plan, smallest.plan.ranks
-    better, tried = advice.improvements(plan, smallest.parallelism, smallest.predicted)
+    better = advice.improvements(plan, smallest.parallelism, smallest.predicted)
     if not setting.workload.published_samples and LARGER_BATCH * plan.global_batch <= LARGEST_BATCH:
         # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
         larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
         one = setting.predictor(ranks, LARGER_BATCH * plan.rank_batch)(larger)
         if one.memory.fits and one.step.samples_per_s > NOTABLY * plan.step.samples_per_s:
             better.insert(0, (f"--train.batch-size {one.global_batch}", one))
-    return [Faster(options=options, step=one.step) for options, one in better], tried
+    return [Faster(options=options, step=one.step) for options, one in better]
 
 
-def _worse_ids(setting: Setting, smallest: Candidate | None) -> tuple[bool | None, int | None]:
-    """Whether the configuration fits with less favourable ids too, and how many ranks would be enough for them."""
+def _worse_ids(setting: Setting, smallest: Candidate | None) -> int | None:
+    """How many ranks are enough for less favourable ids: as many, where they fit in the same configuration."""
     if setting.worse_skew is None or smallest is None:
-        return None, None
+        return None
     ranks, worse = smallest.plan.ranks, replace(setting, skew=setting.worse_skew)
-    fits = worse.predictor(ranks, smallest.plan.rank_batch)(smallest.parallelism).memory.fits
-    candidates = [smallest] if fits else _search(worse, first=ranks, larger=0)
-    return fits, next((one.plan.ranks for one in candidates if one.fits), None)
+    if worse.predictor(ranks, smallest.plan.rank_batch)(smallest.parallelism).memory.fits:
+        return ranks
+    enough = next((one.plan.ranks for one in _search(worse, first=ranks, larger=0) if one.fits), ranks)
+    return enough if enough > ranks else 0
 
 
 def _tiers(setting: Setting, smallest: Candidate | None, ranks: int) -> tiers.Tiers | None:

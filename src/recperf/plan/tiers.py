@@ -39,7 +39,6 @@ class StoredTables(Struct):
     samples_per_s: float
     limit: str
     """The one of these that takes longest."""
-    origin: str
     target: Training | None = None
 
 
@@ -160,5 +159,4 @@ def _stored(
         step=slowest,
         samples_per_s=samples / slowest.value,
         limit=max(seconds[0], key=lambda name: seconds[0][name]),
-        origin=store.origin,
     )
