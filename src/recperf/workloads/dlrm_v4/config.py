@@ -201,7 +201,7 @@ def gpu() -> DLRMv4WorkloadConfig:
 
 
 def mlperf() -> DLRMv4WorkloadConfig:
-    """The published sizes and rates; the tables need many devices."""
+    """The published sizes and rates; the tables need many devices, or lie in host memory or files."""
     train = HistoryTrainConfig(
         batch_size=1024,
         learning_rate=1e-6,
