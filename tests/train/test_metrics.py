@@ -171,3 +171,4 @@ def test_few_rows_and_a_leaked_label_are_warnings() -> None:
     few, leak = quality_of(scores, 0.998).warnings
     assert "only 16 rows are scored" in few
     assert leak == "AUC 0.9980: a feature may contain the label; refunded alone reaches 0.9981"
+    assert "all scored rows have the same label" in quality_of(scores, 0.5).warnings[1]

@@ -413,6 +413,8 @@ def few_rows(rows: int) -> str | None:
 def warnings(scores: SavedScores, auc: float) -> list[str]:
     """Reasons to doubt the metrics."""
     texts = [few_rows(scores.rows)]
+    if auc == 0.5:
+        texts.append("AUC is 0.5: all scored rows have the same label, or the model gives them the same score")
     if auc > LEAKED_AUC:
         text, strongest = f"AUC {auc:.4f}: a feature may contain the label", scores.strongest_feature
         texts.append(f"{text}; {strongest.name} alone reaches {strongest.auc:.4f}" if strongest else text)

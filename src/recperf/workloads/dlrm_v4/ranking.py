@@ -251,6 +251,8 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     options = [rates, [*rates, *(column for column in last if not is_category[column])], [*rates, *last]]
     newest_MF, newest_M = train_NF[-MOST_ROWS_TO_CHOOSE:], labels_N[-MOST_ROWS_TO_CHOOSE:]
     stop = round((1 - baselines.CHOOSING_SHARE) * len(newest_M))
+    if not 0 < stop < len(newest_M):
+        return None
     choices = [
         baselines.Choice(newest_MF[:stop, which], newest_MF[stop:, which], _at(is_category, which)) for which in options
     ]
