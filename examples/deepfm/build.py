@@ -13,8 +13,8 @@ from recperf.measure.spans import span
 from recperf.models.embeddings import StackedTables
 from recperf.train.device import choose
 from recperf.train.optim import AdamW
-from recperf.workloads.clicks import DLRMTrialState, PreparedRows, one_cycle_recipe
-from recperf.workloads.micro_dlrm.build import movielens_rows
+from recperf.workloads.clicks import DLRMTrialState, PreparedRows, StoredRows, one_cycle_recipe
+from recperf.workloads.micro_dlrm.config import ratings
 
 from .config import DeepFMConfig, estimate, sizes
 
@@ -47,7 +47,7 @@ class PreparedDeepFM(PreparedRows):
     def __init__(self, config: DeepFMConfig) -> None:
         self.config, self.target = config, config.target.bounds("user_item_bias")
         self.settings = choose(config.train, largest_product_flops=0)
-        self.source = movielens_rows(config.data, self.settings.device)
+        self.source = StoredRows(ratings(config.data), self.settings.device)
         self.data = self.source.data
 
     def trial(self, seed: int) -> DeepFMTrial:
@@ -64,9 +64,10 @@ class DeepFMTrial(DLRMTrialState):
     def __init__(self, prepared: PreparedDeepFM, seed: int) -> None:
         self.prepared, self.seed = prepared, seed
         train, device = prepared.config.train, prepared.settings.device
-        self.model = DeepFM(prepared.config, prepared.source.train.keys, seed).to(device)
+        rows = prepared.source.samples("train").to(device)
+        self.model = DeepFM(prepared.config, rows.keys, seed).to(device)
         self.optimizer = AdamW([(list(self.model.parameters()), train.weight_decay)])
-        order = ShuffledOrder(samples=prepared.source.train.to(device), batch_size=train.batch_size, seed=seed)
+        order = ShuffledOrder(samples=rows, batch_size=train.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, train)
 
     def logits_of(self, batch: ClickBatch) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from recperf.data.config import MovieLensConfig
-from recperf.execution.workload import Estimate, TrialsConfig, Workload
+from recperf.execution.workload import Estimate, TrialsConfig, Workload, quality_claims
 from recperf.measure.cost import FLOAT, Cost, adamw_update, bag_backward_dense, bag_forward, mlp_backward, mlp_forward
-from recperf.runs.contract import Claim, quality_target
 from recperf.train.config import TrainConfig
-from recperf.workloads.micro_dlrm.config import describe, read
+from recperf.workloads.micro_dlrm.config import describe, ratings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +22,13 @@ class DeepFMConfig(TrialsConfig):
 
 
 def check(config: DeepFMConfig) -> str:
-    return describe(read(config.data)[0])
+    return describe(ratings(config.data))
 
 
 def sizes(config: DeepFMConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Rows of each table and widths of the MLP. Both follow the data."""
-    _, clicks = read(config.data)
-    return clicks.rows, (len(clicks.rows) * config.dim + len(clicks.dense_names), *config.hidden, 1)
+    clicks = ratings(config.data)
+    return clicks.table_rows, (len(clicks.keys) * config.dim + len(clicks.dense_names), *config.hidden, 1)
 
 
 def estimate(config: DeepFMConfig, unique: int | None = None, samples: int | None = None) -> Estimate:
@@ -51,17 +50,13 @@ def estimate(config: DeepFMConfig, unique: int | None = None, samples: int | Non
     return Estimate(parameters=parameters, table_bytes=FLOAT * tables, step=step, memory=memory)
 
 
-def claims(config: DeepFMConfig) -> tuple[Claim, ...]:
-    return (quality_target(lambda *_: config.target.bounds("user_item_bias")),)
-
-
 DEEPFM = Workload(
     name="deepfm",
     summary="DeepFM on MovieLens-100K",
     config=DeepFMConfig,
     presets={"default": DeepFMConfig},
     estimate=estimate,
-    claims=claims,
+    claims=quality_claims(lambda config: config.target.bounds("user_item_bias")),
     checks="deepfm.config:check",
     build="deepfm.build:PreparedDeepFM",
 )

@@ -26,7 +26,7 @@ from recperf.data.yambda.store import EventStore, open_store
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.train.baselines import blend
 from recperf.train.metrics import auc
-from recperf.workloads.click_candidates import imported_logits, imported_rows
+from recperf.workloads.click_candidates import imported_logits, scored_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.data import validated
@@ -227,7 +227,7 @@ def test_gradient_boosting_of_clicks_reads_the_item_before(tmp_path: Path, monke
     folder = planted("last item", events=5000, users=100, items=30, groups=3).imported(tmp_path)
     events = Dataset(name="planted", kind="events", folder=folder)
     clicks = imported(micro_dlrm.on_events(micro_dlrm.default(), events).data)
-    logits, labels_N = imported_logits(clicks), imported_rows(clicks).labels_N
+    logits, labels_N = imported_logits(clicks), scored_rows(clicks).labels_N
     assert auc(logits["gradient_boosting"], labels_N) > auc(logits["logistic"], labels_N) + 0.1
 
 

@@ -294,6 +294,17 @@ HASHED = "hashed"
 matched and start with initial weights."""
 
 
+def quality_claims(bounds: Callable[[Any], dict[str, Any]]) -> Callable[[Any], tuple[Claim, ...]]:
+    """The claims of a workload that claims nothing but to reach the bounds of a config."""
+
+    def claims(config: Any) -> tuple[Claim, ...]:
+        from ..runs.contract import quality_target
+
+        return (quality_target(lambda *_: bounds(config)),)
+
+    return claims
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One name a user types. Its torch-free facts are here; what needs torch is named and loaded when it is used."""

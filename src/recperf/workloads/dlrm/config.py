@@ -12,7 +12,7 @@ from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory, table_share
-from ...execution.workload import Estimate, TrialsConfig, Workload
+from ...execution.workload import Estimate, TrialsConfig, Workload, quality_claims
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
@@ -30,7 +30,6 @@ from ...train.config import (
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...plan.work import PlannedWorkload
-    from ...runs.contract import Claim
 
 KAGGLE_ROWS = (
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,
@@ -334,12 +333,6 @@ def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
     return config.target.bounds("majority")
 
 
-def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
-    from ...runs.contract import quality_target
-
-    return (quality_target(lambda *_: bounds(config)),)
-
-
 DLRM = Workload(
     name="dlrm",
     summary="the classic DLRM and DCNv2 on synthetic batches or imported clicks; the profiling experiment",
@@ -352,7 +345,7 @@ DLRM = Workload(
         "experiment-plain": experiment_plain,
     },
     estimate=estimate,
-    claims=claims,
+    claims=quality_claims(bounds),
     checks="recperf.workloads.dlrm.build:check",
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     ranks="recperf.workloads.click_ranks:PreparedDLRMOnRanks",

@@ -14,7 +14,7 @@ from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory, table_share
-from ...execution.workload import HASHED, Estimate, TrialsConfig, Workload
+from ...execution.workload import HASHED, Estimate, TrialsConfig, Workload, quality_claims
 from ...measure.cost import FLOAT
 from ...models.dlrm_v4 import config as models
 from ...models.dlrm_v4.config import DLRMv4Config
@@ -26,7 +26,6 @@ from ...train.config import BIASES, GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
-    from ...runs.contract import Claim
 
 ROLES = {
     "item_id": "items",
@@ -315,19 +314,13 @@ def bounds(config: DLRMv4WorkloadConfig, *, neighbours: bool = True) -> dict[str
     return config.target.bounds(*BIASES, "popularity", *(running if config.data.baselines == "all" else ()))
 
 
-def claims(config: DLRMv4WorkloadConfig) -> tuple[Claim, ...]:
-    from ...runs.contract import quality_target
-
-    return (quality_target(lambda *_: bounds(config)),)
-
-
 DLRM_V4 = Workload(
     name="dlrm-v4",
     summary="HSTU on listening events (MLPerf's DLRMv4); trained on the past and scored on the future",
     config=DLRMv4WorkloadConfig,
     presets={"laptop": laptop, "gpu": gpu, "mlperf": mlperf},
     estimate=estimate,
-    claims=claims,
+    claims=quality_claims(bounds),
     checks="recperf.workloads.dlrm_v4.data:check",
     build="recperf.workloads.dlrm_v4.build:PreparedHistories",
     ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",

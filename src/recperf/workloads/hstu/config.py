@@ -10,7 +10,7 @@ from ...config import require, within
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory
-from ...execution.workload import Estimate, TrialsConfig, Workload
+from ...execution.workload import Estimate, TrialsConfig, Workload, quality_claims
 from ...measure.cost import FLOAT
 from ...models.next_item.config import NextItemConfig, memory, step
 from ...models.tiers.config import TablesConfig
@@ -18,7 +18,6 @@ from ...train.config import GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
-    from ...runs.contract import Claim
 
 BASELINES = ("popularity", "recent_popularity", "item_to_item", "item_knn")
 SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length, or --tables.placement file"
@@ -224,19 +223,13 @@ def bounds(config: HSTUConfig) -> dict[str, Any]:
     return config.target.bounds(*BASELINES)
 
 
-def claims(config: HSTUConfig) -> tuple[Claim, ...]:
-    from ...runs.contract import quality_target
-
-    return (quality_target(lambda *_: bounds(config)),)
-
-
 HSTU = Workload(
     name="hstu",
     summary="the next item of a user's sequence, ranked among all items; a minute on a laptop",
     config=HSTUConfig,
     presets={"default": default, "published": published, "dense": dense, "sparse": sparse},
     estimate=estimate,
-    claims=claims,
+    claims=quality_claims(bounds),
     checks="recperf.workloads.hstu.build:check",
     build="recperf.workloads.hstu.build:PreparedSequences",
     ranks="recperf.workloads.hstu.ranks:PreparedSequencesOnRanks",
