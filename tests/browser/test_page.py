@@ -62,7 +62,7 @@ def of_program(profile: Profile) -> Report:
         kind=KIND, schema=SCHEMA, verdict=profile.verdict, shares=profile.shares, parts=observed.parts,
         operators=attribution.operators, advice=profile.advice, experiments=profile.experiments,
         step_ms=observed.step_ms, waits=observed.waits, steps=observed.steps, device=observed.device, threads=2,
-        other_work=0.02, overhead=observed.overhead, notes=[], machine={}, ceilings=None, analysis_s=0.1, own_cpu_s=0.1,
+        other_work=0.02, overhead=observed.overhead, notes=[], machine={}, ceilings=None, own_cpu_s=0.1,
         timeline=observed.timeline, program={"script": "train.py"},
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle
-from time import perf_counter, process_time
+from time import process_time
 from types import TracebackType
 from typing import Any
 
@@ -148,7 +148,7 @@ class Profiler:
 
     def build(self) -> Report:
         """Divide what was observed and decide."""
-        began, cpu = perf_counter(), process_time()
+        cpu = process_time()
         observed = observed_by(self.observer)
         ceilings = self._ceilings(observed.device, observed.threads)
         attribution = attribute(observed, ceilings)
@@ -179,7 +179,6 @@ class Profiler:
             timeline=observed.timeline,
             machine=machine_facts(),
             ceilings=as_json(ceilings),
-            analysis_s=perf_counter() - began,
             own_cpu_s=process_time() - cpu + self.observer.traced_cpu_ns / 1e9,
         )
 

@@ -49,8 +49,6 @@ def attribute(observed: Observed, ceilings: Ceilings | None) -> Attribution:
     for limit, ms in observed.waits.items():
         # Where no step was traced, what the thread computed is not known.
         times["operator" if limit == "unknown" else limit] += ms
-    # Only the interpreter is on the way to an operator, C code of other libraries is not.
-    native = times.pop("native", 0.0)
     inside = observed.inside or INSIDE
     rows = []
     for operator in observed.operators:
@@ -63,7 +61,6 @@ def attribute(observed: Observed, ceilings: Ceilings | None) -> Attribution:
         rows.append(classify(operator, ceilings, inside))
         for limit, ms in rows[-1].limits.items():
             times[limit] += ms
-    times["python"] += native
     whole = sum(times.values())
     return Attribution(
         shares={limit: times[limit] / whole if whole > 0 else 0.0 for limit in LIMITS},

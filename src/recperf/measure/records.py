@@ -331,7 +331,6 @@ class StepProfile(Struct, kw_only=True):
     notes: list[str]
     machine: dict[str, Any]
     ceilings: dict[str, Any] | None
-    analysis_s: Number
     own_cpu_s: Number
     timeline: TracedStep | None = None
     program: dict[str, Any] | None = None
