@@ -237,10 +237,7 @@ def test_beside_other_work_only_what_it_does_not_change_is_judged(limit: str, wh
 
 
 def test_c_code_outside_torch_is_told_from_the_interpreter() -> None:
-    """2 of the 3 ms outside of operators are in C; a call's way through Python is not taken from them."""
-    step = step_of(row(1.0, calls=2000, python_calls=4000), ms=4.0, waits={"python": 1.0, "native": 2.0})
-    shares = attribute(step, CEILINGS).shares
-    assert (shares["python"], shares["dispatch"]) == (pytest.approx(0.5), pytest.approx(0.5))
+    step = step_of(row(1.0), ms=4.0, waits={"python": 3.0})
     for native, start in (
         (None, "Python code between"),
         (NativeCode(0.67, ["numpy"]), "C code outside torch (numpy)"),

@@ -254,7 +254,7 @@ class _StepClock(Observer):
     def times(self) -> list[int]:
         """ns of each step, on a GPU of a step in each block."""
         if self.cuda:
-            return [ns // count for count, ns in self.blocks]
+            return [ns // count for count, ns in self.blocks.times]
         return [step.whole.wall for step in self.plain]
 
 

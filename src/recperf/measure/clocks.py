@@ -166,6 +166,39 @@ def cuda_used() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
+class Blocks:
+    """Stretches of steps on a GPU between two synchronised moments: several steps each, since the host runs ahead into
+    the next one. `count` is the number of steps so far."""
+
+    LENGTH_NS = 50_000_000
+
+    def __init__(self) -> None:
+        self.active = False
+        self.times: list[tuple[int, int]] = []
+        """Steps and ns of each."""
+        self._steps = 1
+        self._began = (0, 0)
+
+    def open(self, count: int) -> None:
+        if self.active:
+            torch.cuda.synchronize()
+            self._began = (count, perf_counter_ns())
+
+    def step(self, count: int) -> None:
+        """End the stretch if it is long enough, and begin the next one."""
+        if count - self._began[0] >= self._steps:
+            self.close(count)
+            self.open(count)
+
+    def close(self, count: int) -> None:
+        first, began = self._began
+        if self.active and count > first:
+            torch.cuda.synchronize()
+            self.times.append((count - first, perf_counter_ns() - began))
+            # Waiting for the device costs some microseconds, which must not matter in a block.
+            self._steps = max(1, min(50, round(self.LENGTH_NS * self.times[-1][0] / self.times[-1][1])))
+
+
 class StepMarks:
     """The times of steps, from marks at their boundaries: moments of the host's clock, or events in the device's queue,
     which are read long after they were queued so that no step waits for them."""

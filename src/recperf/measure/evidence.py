@@ -12,7 +12,7 @@ import torch
 
 from ..machine import usable_cores
 from .clocks import MODULE
-from .observing import Observer
+from .observing import ENDLESS, WATCHED, Observer
 from .operators import CallWork
 from .records import Observed, ObservedSteps, Operator, PartTime, TimingCost
 from .rows import FEWEST, clip, name_places, observer_places, operator_rows, sampled_places, unknown_work
@@ -49,6 +49,21 @@ def event_cost() -> tuple[float, float]:
     return max(0.0, traced - plain), min(0.95, max(0.3, inside / plain))
 
 
+def timing_ns(observer: Observer) -> float:
+    """ns that timing one step and one wait for input costs, measured on an observer of its own."""
+    probe = Observer(knees=observer.knees)
+    probe.most_plain, probe.cuda, probe.state = ENDLESS, False, "watching" if observer.light else "plain"
+    count = 25 * WATCHED
+    began = perf_counter_ns()
+    for _ in range(count):
+        with probe.waiting_for_input():
+            pass
+        probe.end_step()
+    spent = (perf_counter_ns() - began) / count
+    probe.clock.close()
+    return spent
+
+
 def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> Observed:
     """The figures of a step, in ms; see attribution.py for how they are divided.
 
@@ -65,7 +80,7 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     off_ms = per_step * sum(max(0, step.whole.off - step.input.off - step.ranks.off) for step in observer.plain)
     # A thread that loses its core while it reads its clocks may see a longer wait than step.
     own_ms = max(0.0, step_ms - input_ms - ranks_ms)
-    overhead_ns = observer.cost_per_step()
+    overhead_ns = timing_ns(observer)
     waiting = sum(moment.waiting for moment in plain)
     preempted = waiting / max(1, sum(moment.wall for moment in plain)) if observer.clock.tells_waiting else None
     counted = len(observer.counter.steps) if observer.counter else 0
@@ -175,7 +190,7 @@ def _on_device(
     """Device times are those of the trace; idle times are scaled to the plain steps, whose host was not slowed."""
     device = device_times(nesting, window)
     steps = times.steps
-    blocks = [ns / count / 1e6 for count, ns in observer.blocks]
+    blocks = [ns / count / 1e6 for count, ns in observer.blocks.times]
     if blocks:
         # The first block is a single step.
         result.step_ms = spread(blocks[1:] or blocks)

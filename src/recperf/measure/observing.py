@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from threading import get_ident
-from time import perf_counter_ns, process_time_ns
+from time import process_time_ns
 from typing import Any
 
 import torch
@@ -20,7 +20,18 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _push_mode
 
 from ..ops.operators import fast_range, hear_calls, recorded
-from .clocks import MOST_PLAIN, TRACED, Counts, Moment, SpanRanges, ThreadClock, TimedStep, cuda_used, module_ranges
+from .clocks import (
+    MOST_PLAIN,
+    TRACED,
+    Blocks,
+    Counts,
+    Moment,
+    SpanRanges,
+    ThreadClock,
+    TimedStep,
+    cuda_used,
+    module_ranges,
+)
 from .counting import Counter
 from .peaks.other_work import OtherWork
 from .places import Position, Stacks
@@ -45,8 +56,6 @@ WATCHED = 8
 """The light mode times one in this many steps."""
 WAITS = 0.05
 """Share of a step from which waiting for input matters."""
-BLOCK_NS = 50_000_000
-"""GPU: ns of steps between two synchronised moments: several steps, since the host runs ahead into the next one."""
 
 
 Knees = Callable[[str], tuple[int, int]]
@@ -85,8 +94,7 @@ class Observer:
         self._thread = get_ident()
         self.cuda = cuda_used()
         self.plain: list[TimedStep] = []
-        self.blocks: list[tuple[int, int]] = []
-        """GPU: (steps, ns) of stretches between two synchronised moments."""
+        self.blocks = Blocks()
         self.traced: list[Moment] = []
         """Traced steps without waits for input and for other ranks."""
         self.counter: Counter | None = None
@@ -115,11 +123,7 @@ class Observer:
         """CPU time of all threads that tracing and counting added to the steps."""
         self._cpu, self._plain_cpu = (process_time_ns(), 0), 0.0
         self._before_trace: tuple[list[TimedStep], list[tuple[int, int]]] = ([], [])
-        self._block_steps = 1
-        self._block_began: tuple[int, int] = (0, 0)
         self._began = self.clock.now()
-
-    # What the loop calls
 
     @contextmanager
     def waiting_for_input(self) -> Iterator[None]:
@@ -194,31 +198,16 @@ class Observer:
         self._stack.close()
         self.sampler.stop()
         if self.state == "plain":
-            self._close_block()
+            self.blocks.close(len(self.plain))
         if self.others is None:
             self._end_others()
         if len(self.plain) <= FEW_PLAIN:
-            self.plain, self.blocks = self._before_trace[0] + self.plain, self._before_trace[1] + self.blocks
+            plain, blocks = self._before_trace
+            self.plain, self.blocks.times = plain + self.plain, blocks + self.blocks.times
         if self._spans:
             listen(self._heard)
             self._spans = None
         self.state = "done"
-
-    def cost_per_step(self) -> float:
-        """ns that timing one step and one wait for input costs, measured on an observer of its own."""
-        probe = Observer(knees=self.knees)
-        probe.most_plain, probe.cuda, probe.state = ENDLESS, False, "watching" if self.light else "plain"
-        count = 25 * WATCHED
-        began = perf_counter_ns()
-        for _ in range(count):
-            with probe.waiting_for_input():
-                pass
-            probe.end_step()
-        spent = (perf_counter_ns() - began) / count
-        probe.clock.close()
-        return spent
-
-    # The states, in order
 
     def _after_warm(self, spent: Moment) -> None:
         usual = FEW_WARM_UPS if self.hurries else WARM_UPS
@@ -234,19 +223,17 @@ class Observer:
         self.other_work = OtherWork()
         if not self.light:
             self.sampler.start()
-        self._open_block()
+        self.blocks.active = self.cuda
+        self.blocks.open(len(self.plain))
 
     def _after_plain(self, spent: Moment) -> None:
         self.plain.append(TimedStep(spent, self._input, self._ranks))
         self.sampler.end_step(keep=True)
         count = len(self.plain)
-        if not self.cuda:
-            self._plain_ns += spent.wall
-        elif count - self._block_began[0] >= self._block_steps:
-            self._close_block()
-            self._open_block()
-        seconds = self._plain_ns / 1e9
-        blocks = not self.cuda or len(self.blocks) >= FEWEST_PLAIN
+        self._plain_ns += spent.wall
+        self.blocks.step(count)
+        seconds = (sum(ns for _, ns in self.blocks.times) if self.cuda else self._plain_ns) / 1e9
+        blocks = not self.cuda or len(self.blocks.times) >= FEWEST_PLAIN
         enough = count >= FEWEST_PLAIN and blocks and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
         was_traced = self.counter is not None
         enough = enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS)
@@ -255,7 +242,7 @@ class Observer:
         first = FEW_PLAIN if self.expected is None or self.expected < SHORT else PLAIN_FIRST
         enough = enough or (self.hurries and not was_traced and count >= first)
         if enough if self.counts is None else count >= self.counts.plain:
-            self._close_block()
+            self.blocks.close(count)
             self._end_others()
             if was_traced:
                 self._enter("done")
@@ -287,8 +274,8 @@ class Observer:
                 self._enter("watching")
             elif self.hurries:
                 # Few steps were timed before the trace.
-                self._before_trace = (self.plain, self.blocks)
-                self.plain, self.blocks, self._plain_ns = [], [], 0
+                self._before_trace = (self.plain, self.blocks.times)
+                self.plain, self.blocks, self._plain_ns = [], Blocks(), 0
                 self._start_plain()
             else:
                 self._enter("done")
@@ -322,7 +309,7 @@ class Observer:
         other."""
         if self.state == "plain":
             self.sampler.end_step(keep=False)
-            self._open_block()
+            self.blocks.open(len(self.plain))
         elif self.state == "traced" and self._in_state <= self._unnamed + 2 * TRACED:
             self._in_state += 1
             self.traced.clear()
@@ -335,25 +322,6 @@ class Observer:
         else:
             return False
         return True
-
-    # Plain steps on a GPU
-
-    def _open_block(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-            self._block_began = (len(self.plain), perf_counter_ns())
-
-    def _close_block(self) -> None:
-        if self.cuda and len(self.plain) > self._block_began[0]:
-            torch.cuda.synchronize()
-            first, began = self._block_began
-            count, spent = len(self.plain) - first, perf_counter_ns() - began
-            self.blocks.append((count, spent))
-            self._plain_ns += spent
-            # Waiting for the device costs some microseconds, which must not matter in a block.
-            self._block_steps = max(1, min(50, round(BLOCK_NS * count / spent)))
-
-    # Traced steps
 
     def _start_trace(self) -> None:
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
@@ -400,8 +368,6 @@ class Observer:
         if self.recording is None:
             return None
         return self.recording.trace(len(self.traced) if self._left_out else None)
-
-    # Counted steps
 
     def _start_counting(self) -> None:
         self._enter("counted")
