@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -194,11 +194,17 @@ class ComparedFiles(Struct, kw_only=True):
 
 
 def check_sums(folder: Path, sums: Path, progress: Callable[[int, int], None]) -> ComparedFiles:
-    """Compares the files with their sums. `progress` receives the bytes read and the total."""
+    """Compares the files of a folder with a list of their sums."""
     folder, sums = folder.expanduser(), sums.expanduser()
     if not folder.is_dir():
         raise DataError("there is no such folder", where={"folder": folder}, fix="name the folder of the listed files")
-    expected = read_sums(sums)
+    return compare_files(folder, read_sums(sums), progress, sums)
+
+
+def compare_files(
+    folder: Path, expected: Mapping[str, str], progress: Callable[[int, int], None], sums: Path | None = None
+) -> ComparedFiles:
+    """Compares the files of a folder with their sums. `progress` receives the bytes read and the total."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     present = [name for name in expected if name in files]
     total, done = sum(files[name].stat().st_size for name in present), 0
@@ -217,7 +223,8 @@ def check_sums(folder: Path, sums: Path, progress: Callable[[int, int], None]) -
             what = f"{name} cannot be read: {error.strerror}"
             raise MachineError(what, where={"file": files[name]}, fix="check its permissions and the disk") from error
     missing = sorted(expected.keys() - files.keys())
-    extra = sorted(name for name in files.keys() - expected.keys() if not files[name].samefile(sums))
+    others = files.keys() - expected.keys()
+    extra = sorted(name for name in others if sums is None or not files[name].samefile(sums))
     return ComparedFiles(
         folder=str(folder),
         intact=not (missing or differing or extra),

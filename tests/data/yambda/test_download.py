@@ -224,7 +224,7 @@ def test_a_changed_file_is_found_later(hub: Hub) -> None:
     with pytest.raises(DataError, match=r"multi_event\.parquet differs from the published file by checksum"):
         download.verify(SIZE)
     (folder() / EVENTS).write_bytes(b"short")
-    with pytest.raises(DataError, match="has 5 bytes, not 3,000"):
+    with pytest.raises(DataError, match="differs from the published file by checksum"):
         download.verify(SIZE)
     (folder() / EVENTS).unlink()
     with pytest.raises(DataError, match="is missing"):

@@ -117,7 +117,6 @@ class Manifest(Struct, kw_only=True, omit_defaults=True):
     times: tuple[int, int] | None
     left_out: dict[str, str]
     min_count: Count
-    scale: Literal["log"]
     arrays: Arrays
     digest: str
     identity: dict[str, Any]

@@ -55,7 +55,7 @@ RATING_SHARE = 0.8
 _UNITS = {1_000_000_000: 1e17, 1_000_000: 1e14, 1_000: 1e11}
 """The least time in each unit: seconds reach 1e11 in the year 5138, and milliseconds passed it in 1973."""
 
-_DECIDE = ("arrays", "columns", "label", "user", "item", "time", "separator", "min_count", "scale")
+_DECIDE = ("arrays", "columns", "label", "user", "item", "time", "separator", "min_count")
 """Fields of a manifest that decide what is trained: its digest identifies the data of a run."""
 
 _PIECE, _VALUES_AT_ONCE = 1 << 18, 1 << 24
@@ -107,8 +107,7 @@ def import_clicks(
     source, columns = choose_columns(options)
     hidden = ("clicks", "memory_mib", "name")
     settings = {name: value for name, value in to_json(options).items() if name not in hidden}
-    # Earlier imports could choose a scale.
-    identity = {"source": source.path.name, "sha256": sha256(source.path), "options": settings | {"scale": "log"}}
+    identity = {"source": source.path.name, "sha256": sha256(source.path), "options": settings}
     if os.path.lexists(folder / MANIFEST):
         manifest = read_manifest(folder)
         if manifest.identity != identity:
@@ -188,7 +187,6 @@ class _Build:
             times=None,
             left_out=self.columns.left_out,
             min_count=self.options.min_count,
-            scale="log",
             arrays={},
             skipped_rows=self.bad.skipped,
             digest="",

@@ -15,7 +15,7 @@ from ...config import require, within
 from ...errors import DataError, UsageError
 from ..datasets import legal_name, require_name
 from ..user_files import values as sql
-from ..user_files.source import Source, inspect, position_of, require_distinct, shown_names
+from ..user_files.source import Source, inspect, position_of, recognised_columns, require_distinct, shown_names
 from ..user_files.values import column_types, fetch_row, literal
 
 MOST_FEATURES: Final = 500
@@ -235,8 +235,7 @@ def _twice(source: Source, column: str, first: str, second: str) -> UsageError:
 
 
 def _recognised(names: list[str], role: str) -> int | None:
-    plain_names = [sql.plain(name) for name in names]
-    return next((plain_names.index(name) for name in sql.COLUMNS[role] if name in plain_names), None)
+    return next(iter(recognised_columns(names, sql.COLUMNS[role])), None)
 
 
 def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:

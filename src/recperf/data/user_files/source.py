@@ -204,12 +204,16 @@ def _positions(
             what = f"column {column!r} is given as {roles[position]} and as {role}"
             raise UsageError(what, where={"file": path}, fix="give each column once")
         roles[position] = role
-    plain_names = [plain(name) for name in names]
     for role, usual in recognised.items():
-        matching = [plain_names.index(name) for name in usual if plain_names.count(name) == 1]
-        for position in [position for position in matching if position not in roles][:1]:
+        for position in [position for position in recognised_columns(names, usual) if position not in roles][:1]:
             roles[position] = role
     return {role: position for position, role in roles.items()}
+
+
+def recognised_columns(names: Sequence[str], usual: Sequence[str]) -> list[int]:
+    """Positions of columns with usual names, the likeliest first; a name that several columns have does not count."""
+    plain_names = [plain(name) for name in names]
+    return [plain_names.index(name) for name in usual if plain_names.count(name) == 1]
 
 
 def require_role(source: Source, role: str) -> None:

@@ -24,6 +24,7 @@ from ...folders import alone
 from ...jsonfile import Count, Struct, as_json, read, require
 from ...stop import poll
 from ...version import __version__
+from ..datasets import compare_files
 from .schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, LICENCE, REPOSITORY, REVISION, SIZES
 
 Say = Callable[[str], None]
@@ -84,24 +85,12 @@ def verify(size: str, progress: Callable[[int, int], None] = lambda *_: None) ->
     """
     folder = folder_of(size)
     recorded = _recorded(folder)
-    total, done = sum(file.bytes for file in recorded.values()), 0
-
-    def tick(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
-
-    for name in files_of(size):
-        path, fault = folder / name, ""
-        if name not in recorded or not path.is_file():
-            fault = "is missing"
-        elif _size(path) != recorded[name].bytes:
-            fault = f"has {_size(path):,} bytes, not {recorded[name].bytes:,}"
-        elif sha256(path, tick) != recorded[name].sha256:
-            fault = "differs from the published file by checksum"
-        if fault:
-            fix = f"remove that file, then: recperf data get yambda-{size}"
-            raise DataError(f"{path.name} {fault}", where={"file": path}, fix=fix)
+    sums = {name: recorded[name].sha256 if name in recorded else "" for name in files_of(size)}
+    compared = compare_files(folder, sums, progress)
+    if wrong := compared.missing + compared.differing:
+        what = f"{wrong[0]} {'is missing' if compared.missing else 'differs from the published file by checksum'}"
+        fix = f"remove that file, then: recperf data get yambda-{size}"
+        raise DataError(what, where={"file": folder / wrong[0]}, fix=fix)
     return list(recorded)
 
 

@@ -179,11 +179,8 @@ def import_events(
 def _identifying(options: ImportOptions) -> dict[str, Any]:
     """The options that decide what is in a store; the folders of the files and the memory do not."""
     identifying = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
-    # Options of earlier versions, which are part of the identity of the stores they wrote.
-    identifying |= {"ids": "dense", "ratio": None, "type": None}
     if options.items is None:
-        # A store that was written before there were files of items has none of these.
-        return {name: value for name, value in identifying.items() if not name.startswith("items")}
+        return identifying
     try:
         return {**identifying, "items": sha256(options.items.expanduser())}
     except OSError as error:

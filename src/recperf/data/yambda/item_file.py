@@ -15,9 +15,9 @@ from typing import Any
 from ...errors import DataError, UsageError
 from ...files import sha256, writing
 from ..user_files.load import LIST_MARK, Progress, load_file
-from ..user_files.source import Source, inspect, position_of
+from ..user_files.source import Source, inspect, position_of, recognised_columns
 from ..user_files.text_rows import BadRows
-from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, is_text, literal, plain
+from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, is_text, literal
 from .import_options import ImportOptions
 from .item_features import FILE
 from .manifest import ItemFileFacts
@@ -124,10 +124,9 @@ class ItemFile:
 def _inspect(path: Path, options: ImportOptions) -> Source:
     """The columns of the file: id, title and f0, f1 and so on. Without a header column 1 is the id and 2 the title."""
     source = inspect(path, {}, header="yes")
-    names = [plain(name) for name in source.names]
     roles: dict[str, int] = {}
     for role, requested, usual in (("id", options.items_id, IDS), ("title", options.items_title, TITLES)):
-        known = [names.index(name) for name in usual if name in names]
+        known = recognised_columns(source.names, usual)
         if requested is not None:
             roles[role] = position_of(path, role, requested, source.names)
         elif known:
@@ -135,9 +134,9 @@ def _inspect(path: Path, options: ImportOptions) -> Source:
     if (options.items_id is not None and options.items_id.isdecimal()) or "id" not in roles:
         if source.format != "csv":
             raise UsageError("no column of the file of items is its id", where={"file": path}, fix="--items-id COLUMN")
-        roles = {"id": 0, **({"title": 1} if len(names) > 1 else {}), **roles}
-        source = replace(source, has_header=False, names=[""] * len(names))
-    others = [at for at in range(len(names)) if at not in roles.values()]
+        roles = {"id": 0, **({"title": 1} if len(source.names) > 1 else {}), **roles}
+        source = replace(source, has_header=False, names=[""] * len(source.names))
+    others = [at for at in range(len(source.names)) if at not in roles.values()]
     return replace(source, columns={**roles, **{f"f{place}": at for place, at in enumerate(others)}})
 
 
