@@ -159,7 +159,7 @@ def test_a_loop_that_people_write(profile: Profile, name: str) -> None:
     assert f"a step ends with the step of {optimizer}" in seen.notes
     assert any(text.startswith("profiling took ") and "of CPU time" in text for text in seen.notes)
     assert sum(seen.shares.values()) == pytest.approx(1)
-    assert 0 < seen.shares["input"] < 1
+    assert 0 <= seen.shares["input"] < 1
     assert 1 <= seen.steps.traced <= 4, "fewer on a busy machine"
     assert seen.steps.counted == 3
     # Every step has the same operators: its ends are where the period is.

@@ -75,8 +75,9 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     step_ms = typical.p50
     # Shares are those of all steps, since waits come in some of them only; times are those of the median step.
     per_step = 1e-6 * step_ms / (sum(walls) or 1.0)
-    input_ms = per_step * sum(step.input.wall - step.input.waiting for step in observer.plain)
-    ranks_ms = per_step * sum(step.ranks.wall - step.ranks.waiting for step in observer.plain)
+    # The system counts waits for a core in steps of its own: beside other work a short wait may seem to be less than 0.
+    input_ms = per_step * max(0, sum(step.input.wall - step.input.waiting for step in observer.plain))
+    ranks_ms = per_step * max(0, sum(step.ranks.wall - step.ranks.waiting for step in observer.plain))
     off_ms = per_step * sum(max(0, step.whole.off - step.input.off - step.ranks.off) for step in observer.plain)
     # A thread that loses its core while it reads its clocks may see a longer wait than step.
     own_ms = max(0.0, step_ms - input_ms - ranks_ms)
