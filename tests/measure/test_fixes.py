@@ -108,6 +108,7 @@ def test_a_larger_batch_shares_what_does_not_depend_on_it() -> None:
     assert advice.change == "--train.batch-size 128"
     assert advice.note == "In samples per second"
     assert advice.predicted_gain == pytest.approx(12 / 8, rel=0.02)
+    assert advice.predicted_range[1] == pytest.approx(2)
     busy = predictor(waits={"python": 8.0}, others=0.6).larger_batch()
     assert (busy.predicted_gain, busy.status) == (None, "not judged")
     assert predictor().larger_batch() is None

@@ -323,7 +323,9 @@ def larger_batch(evidence: Evidence) -> Advice | None:
     change = f"DataLoader(..., batch_size={2 * size})  # more samples per second; the learning rate may need tuning"
     if evidence.counts_host:
         return evidence.advice("batch", seen, change, evidence.ms("dispatch") / 2, 0.0, -evidence.host_ms / 2)
-    return evidence.advice("batch", seen, change, fixed / 2)
+    # At best nothing depends on the batch.
+    whole = evidence.step_ms / 2
+    return evidence.advice("batch", seen, change, whole, whole - fixed / 2)
 
 
 RULES = (
