@@ -171,7 +171,8 @@ def exposed(parts: Mapping[str, float], parallelism: Parallelism, *, ahead: bool
     rows and their gradients. A GPU computes while the host calls the next operators."""
     left = dict(parts)
     if parallelism.overlap != "off":
-        left["all-reduce"] = max(0.0, parts["all-reduce"] - parts["dense backward"])
+        # The backward pass lasts as long as its calls, which are about half of all, where those take longer.
+        left["all-reduce"] = max(0.0, parts["all-reduce"] - max(parts["dense backward"], parts["calls"] / 2))
     left["calls"] = max(0.0, parts["calls"] - _computed(parts))
     if parallelism.pipeline and ahead:
         early = parts["input"] + parts["transfer"] + parts["ids all-to-all"]
@@ -260,8 +261,9 @@ def _seconds(
         "all-reduce": all_reduce(FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network),
     }
     # Ranks are late because they have more work than others, and because equal work does not take equally long.
-    own = max(_computed(seconds), seconds["calls"])
-    seconds["late ranks"] = (uneven - 1) * (sum(dense.values()) - update) + device.late * later(ranks, 2) * own
+    computed, calls = _computed(seconds), seconds["calls"]
+    own, slowest = max(computed, calls), max(computed + (uneven - 1) * (sum(dense.values()) - update), calls)
+    seconds["late ranks"] = slowest - own + device.late * later(ranks, 2) * own
     return {name: seconds[name] for name in PARTS}
 
 
