@@ -182,7 +182,9 @@ def test_attention_is_differentiable_in_what_a_bias_has_learned() -> None:
     hold("native", torch.float32, [one.grad for one in leaves], right[-2:])
 
 
-@pytest.mark.parametrize(("change", "message"), [({"longest": 21}, "21 tokens"), ({}, "one time")])
+@pytest.mark.parametrize(
+    ("change", "message"), [({"window": 2}, "plain causal mask"), ({"longest": 21}, "21 tokens"), ({}, "one time")]
+)
 @pytest.mark.parametrize("name", ALL)
 def test_a_bias_that_does_not_fit_is_refused(name: str, change: dict[str, Any], message: str) -> None:
     _, *inputs, offsets, mask = make([20, 5])

@@ -1,5 +1,8 @@
-"""Causal HSTU attention over packed rows of different lengths, SiLU(alpha q.k + bias) / length: `reference` (plain
-torch, any device), `native` (C, a CPU; for rows of up to 512 tokens) and `triton` (a GPU).
+"""HSTU attention over packed rows of different lengths, SiLU(alpha q.k + bias) / length under a mask: `reference`
+(plain torch, any device), `native` (C, a CPU; for rows of up to 512 tokens) and `triton` (a GPU).
+
+The mask of the models is plainly causal. Masks with targets, a window or a context are always computed by `reference`,
+and take no bias.
 
 `attention` is differentiable; the others are its forward and backward pass, for callers with an own autograd function:
 out_THV = forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias=None)

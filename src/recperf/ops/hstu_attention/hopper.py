@@ -1,4 +1,4 @@
-"""HSTU attention on NVIDIA Hopper: half-precision heads of 64, 128 and 256; triton.py serves
+"""HSTU attention on NVIDIA Hopper: plain causal rows, half-precision heads of 64, 128 and 256; triton.py serves
 all else.
 
 The chip's bulk copies bring blocks of rows and do not know where a row of the batch ends: the part of the next row that
@@ -107,7 +107,7 @@ def _served(
     q, k, v = _matrix(q_THA), _matrix(k_THA), _matrix(v_THV)
     if q is None or k is None or v is None or q[2] != v[2] or not q[4] == k[4] == v[4]:
         return None
-    if not 0 < mask.longest < 1 << 31 or not 0 < q[1] < 1 << 31:
+    if not mask.causal or not 0 < mask.longest < 1 << 31 or not 0 < q[1] < 1 << 31:
         return None
     if offsets_B1.dtype is not torch.int64 or not offsets_B1.is_contiguous():
         return None

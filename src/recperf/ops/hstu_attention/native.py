@@ -1,7 +1,7 @@
 """HSTU attention in C: for rows of a few dozen tokens torch spends more on operator calls than on arithmetic.
 
-C computes in float32, half precision widened to it. The reference serves float64 and long rows, whose products are
-large enough for torch to be faster.
+C computes in float32, half precision widened to it. The reference serves float64, masks that are not plainly causal,
+and long rows, whose products are large enough for torch to be faster.
 
 Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v.
 """
@@ -137,7 +137,7 @@ def backward_last(
 
 
 def _left_to_torch(q: Tensor, mask: Mask) -> bool:
-    return q.dtype == torch.float64 or mask.longest > LONG
+    return q.dtype == torch.float64 or mask.longest > LONG or not mask.causal
 
 
 @operator(

@@ -33,8 +33,11 @@ Biased = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """A score is SiLU(alpha q.k) / length where the query sees the key, 0 elsewhere: a token sees itself and what lies
-    before it in its row."""
+    """A score is SiLU(alpha q.k) / length where the query sees the key, 0 elsewhere.
+
+    Without options a token sees itself and what lies before it in its row. `reference` serves all options; no config
+    asks for them, and the faster implementations leave masks with one to it.
+    """
 
     alpha: float
     """The factor of q.k."""
@@ -42,10 +45,54 @@ class Mask:
     """The divisor of the scores: the longest row of the batch, or a fixed length."""
     longest: int
     """The length of the longest row; the host cannot read lengths without waiting, and longer rows would be cut."""
+    targets_B: Tensor | None = None
+    """How many tokens at the end of each row do not see each other; with one a row, as without, all is causal."""
+    window: int = 0
+    """How far back a token sees, counted after the prefix; 0: to the beginning."""
+    context: int = 0
+    """How many tokens at the beginning of each row see all of it but the targets; 0: none."""
 
     def __post_init__(self) -> None:
         require(self.length > 0, "length", self.length, "above 0")
         require(self.longest >= 0, "longest", self.longest, "at least 0")
+        require(self.window >= 0, "window", self.window, "at least 0")
+        require(self.context >= 0, "context", self.context, "at least 0")
+
+    @property
+    def causal(self) -> bool:
+        """Whether no option is set."""
+        return self.targets_B is None and not self.window and not self.context
+
+    def seen_MN(self, queries_M: Tensor, keys_N: Tensor, tokens: int, targets: int | None) -> Tensor:
+        """Which query positions of a row with this many tokens see which keys."""
+        shift = max(self.context - 1, 0)
+        last = tokens - (targets or 0) - shift
+
+        def places(positions: Tensor) -> Tensor:
+            ids = (positions - shift).clamp(min=0)
+            return ids if targets is None else ids.clamp(max=last)
+
+        query_M1, key_1N = places(queries_M)[:, None], places(keys_N)[None, :]
+        back = query_M1 - key_1N
+        seen = back > 0
+        if self.window:
+            seen &= back <= self.window
+        if self.context:
+            seen |= (query_M1 == 0) & (key_1N < last)
+        return seen | (queries_M[:, None] == keys_N[None, :])
+
+    def keys(self, first: int, last: int, tokens: int, targets: int | None) -> tuple[int, int]:
+        """The range of keys that queries first .. last - 1 can see."""
+        if first < self.context:
+            return 0, tokens
+        if not self.window:
+            return 0, last
+        shift = max(self.context - 1, 0)
+        place = first - shift
+        if targets is not None:
+            place = min(place, tokens - targets - shift)
+        oldest = place - self.window
+        return (oldest + shift if oldest > 0 else 0), last
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +120,8 @@ class RelativeBias:
 
     def require_fit(self, tokens: int, mask: Mask) -> None:
         """Fail unless the bias covers a batch of this many tokens under the mask."""
+        if not mask.causal:
+            raise ArgumentError("a relative bias needs the plain causal mask, without targets, window and context")
         if mask.longest > len(self.positions_P):
             raise ArgumentError(f"a row has {mask.longest} tokens, but positions_P only {len(self.positions_P)}")
         if any(one is not None and one.shape != (tokens,) for one in (self.key_times_T, self.query_times_T)):
@@ -110,6 +159,7 @@ def bucket_starts(buckets: int, device: torch.device) -> Tensor:
 class _Block(NamedTuple):
     """Queries of one row and the keys they can see, as places among all tokens."""
 
+    row: int
     queries: slice
     keys: slice
     hidden_MN: Tensor
@@ -121,7 +171,7 @@ def forward(
     if bias is not None:
         bias.require_fit(len(q_THA), mask)
     out_THV = torch.zeros_like(v_THV, memory_format=torch.contiguous_format)
-    for block in _blocks(offsets_B1, q_THA.shape[1], v_THV.device):
+    for block in _blocks(offsets_B1, mask, q_THA.shape[1], v_THV.device):
         q_HMA, k_HNA, v_HNV = _wide(q_THA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
         bias_MN = None if bias is None else bias.values_MN(block.queries, block.keys, q_HMA.dtype)
         out_HMV = _forward(q_HMA, k_HNA, v_HNV, block.hidden_MN, mask, bias_MN)
@@ -183,10 +233,10 @@ def _gradients(
     into: Into, total: _BiasGradient | None,
 ) -> None:  # fmt: skip
     dq_THA, dk_THA, dv_THV = into
-    for first, last in _rows(offsets_B1):
+    for row, (first, last) in enumerate(_rows(offsets_B1)):
         k_HNA, v_HNV = _wide(k_THA[first:last]), _wide(v_THV[first:last])
         dk_HNA, dv_HNV = torch.zeros_like(k_HNA), torch.zeros_like(v_HNV)
-        for block in _row_blocks(first, last, q_THA.shape[1], q_THA.device):
+        for block in _row_blocks(row, first, last, mask, q_THA.shape[1], q_THA.device):
             grad_HMV, q_HMA = _wide(grad_THV[block.queries]), _wide(q_THA[block.queries])
             near = slice(block.keys.start - first, block.keys.stop - first)
             bias_MN = None if total is None else total.bias.values_MN(block.queries, block.keys, q_HMA.dtype)
@@ -211,7 +261,7 @@ def add_up(gradients: Into, sums: Into | None) -> None:
 def forward_last(q_BHA: Tensor, k_THA: Tensor, v_THV: Tensor, offsets_B1: Tensor, mask: Mask) -> Tensor:
     """The output of `forward` for the last token of each row, from its queries alone. No row may be empty."""
     out_BHV = v_THV.new_zeros(q_BHA.shape[0], *v_THV.shape[1:])
-    for block in _last_blocks(offsets_B1, v_THV.device):
+    for block in _last_blocks(offsets_B1, mask, v_THV.device):
         q_H1A, k_HNA, v_HNV = _wide(q_BHA[block.queries]), _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
         out_BHV[block.queries] = _forward(q_H1A, k_HNA, v_HNV, block.hidden_MN, mask).transpose(0, 1).to(out_BHV.dtype)
     return out_BHV
@@ -229,7 +279,7 @@ def backward_last(
 ) -> Into:
     """Gradients of the queries of `forward_last` and of all keys and values."""
     dq_BHA, dk_THA, dv_THV = _room(q_BHA, k_THA, v_THV, into)
-    for block in _last_blocks(offsets_B1, q_BHA.device):
+    for block in _last_blocks(offsets_B1, mask, q_BHA.device):
         grad_H1V, q_H1A = _wide(grad_BHV[block.queries]), _wide(q_BHA[block.queries])
         k_HNA, v_HNV = _wide(k_THA[block.keys]), _wide(v_THV[block.keys])
         dq, dk, dv, _ = _backward(grad_H1V, q_H1A, k_HNA, v_HNV, block.hidden_MN, mask)
@@ -272,25 +322,31 @@ def _rows(offsets_B1: Tensor) -> list[tuple[int, int]]:
     return list(zip(edges, edges[1:]))
 
 
-def _blocks(offsets_B1: Tensor, heads: int, device: torch.device) -> Iterator[_Block]:
-    for first, last in _rows(offsets_B1):
-        yield from _row_blocks(first, last, heads, device)
+def _targets(row: int, mask: Mask) -> int | None:
+    return None if mask.targets_B is None else int(mask.targets_B[row])
 
 
-def _row_blocks(first: int, last: int, heads: int, device: torch.device) -> Iterator[_Block]:
-    tokens = last - first
+def _blocks(offsets_B1: Tensor, mask: Mask, heads: int, device: torch.device) -> Iterator[_Block]:
+    for row, (first, last) in enumerate(_rows(offsets_B1)):
+        yield from _row_blocks(row, first, last, mask, heads, device)
+
+
+def _row_blocks(row: int, first: int, last: int, mask: Mask, heads: int, device: torch.device) -> Iterator[_Block]:
+    tokens, targets = last - first, _targets(row, mask)
     step = max(1, SCORES // max(1, heads * tokens))
     for begin in range(0, tokens, step):
         end = min(begin + step, tokens)
-        places = torch.arange(end, device=device)
-        hidden_MN = places[begin:, None] < places
-        yield _Block(slice(first + begin, first + end), slice(first, first + end), hidden_MN)
+        low, high = mask.keys(begin, end, tokens, targets)
+        places = torch.arange(tokens, device=device)
+        hidden_MN = ~mask.seen_MN(places[begin:end], places[low:high], tokens, targets)
+        yield _Block(row, slice(first + begin, first + end), slice(first + low, first + high), hidden_MN)
 
 
-def _last_blocks(offsets_B1: Tensor, device: torch.device) -> Iterator[_Block]:
+def _last_blocks(offsets_B1: Tensor, mask: Mask, device: torch.device) -> Iterator[_Block]:
     for row, (first, last) in enumerate(_rows(offsets_B1)):
-        hidden_1N = torch.zeros(1, last - first, dtype=torch.bool, device=device)
-        yield _Block(slice(row, row + 1), slice(first, last), hidden_1N)
+        places = torch.arange(last - first, device=device)
+        hidden_1N = ~mask.seen_MN(places[-1:], places, last - first, _targets(row, mask))
+        yield _Block(row, slice(row, row + 1), slice(first, last), hidden_1N)
 
 
 def _wide(rows_THD: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """HSTU attention on a GPU: nothing of the size of the scores is ever written, and no length is read on the host.
 
-The reference serves float64, heads wider than 256, and rows longer than 512 with a bias, whose gradient is the one
-thing that needs memory of the size of the scores, of one head. Tile sizes follow a rule instead of autotuning, so that
-the first call only compiles. Where kernels for one chip exist (`hopper`), they serve what they can.
+The reference serves float64, heads wider than 256, masks that are not plainly causal, and rows longer than 512 with a
+bias, whose gradient is the one thing that needs memory of the size of the scores, of one head. Tile sizes follow a rule
+instead of autotuning, so that the first call only compiles. Where kernels for one chip exist (`hopper`), they serve
+what they can.
 
 Shapes: B rows, T tokens of all rows, H heads, A width of q and k, V width of v, C chunks of a row; P distances and K
 time buckets of a bias, S programs.
@@ -244,7 +245,7 @@ def backward_last(
 
 def _served(q: Tensor, v: Tensor, mask: Mask, bias: RelativeBias | None = None) -> bool:
     narrow = max(q.shape[2], v.shape[2]) <= WIDEST and (bias is None or mask.longest <= LONG)
-    return narrow and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return mask.causal and narrow and q.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 @functools.cache
