@@ -195,7 +195,7 @@ PAIR = contract.pair_ratio_as_measured("embedding")
 @pytest.mark.parametrize(
     ("peaks", "ratio", "holds"),
     [
-        (X86, 2.89, True), (X86, 1.2, False), (X86, 6.0, False), (ARM, 1.5, True), (ARM, 1.2, False),
+        (X86, 2.89, True), (X86, 0.8, False), (X86, 6.0, False), (ARM, 1.5, True), (ARM, 0.8, False),
     ],
 )  # fmt: skip
 def test_cold_over_hot_follows_from_memory_and_cache_of_the_machine(

@@ -11,8 +11,6 @@ LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
 WIDTHS = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by precision."""
-HIDDEN = 2 / 3
-"""Part of what memory costs more than the cache that prefetching in C hides at most. A convention."""
 UNKNOWN_KNEE = 16 << 20
 """Bytes taken for cached where the caches of this machine were not measured."""
 
@@ -164,8 +162,8 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
     `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the ids
     refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of them adds what memory
     takes longer than the cache: as expected with the fastest way to gather rows in each, and at most with the measured
-    implementation that loses most. Prefetching may hide part of it, by convention at most `HIDDEN`. The range is
-    widened by the spread of the readings.
+    implementation that loses most. Prefetching may hide the latency of memory, but not its bandwidth: at least, a row
+    takes as long as its bytes in a stream. The range is widened by the spread of the readings.
     """
     figures = _figures(peaks, hot.device, hot.threads)
     if figures is None or peaks is None:
@@ -187,7 +185,8 @@ def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: Pai
         for method in far.rows[0].methods
         if all(method in row.methods for table in (far, near) for row in table.rows)
     ]
-    low, expected = ratio(memory - HIDDEN * max(0.0, memory - cache), cache), ratio(memory, cache)
+    streamed = 1e9 * row_bytes / rates.read.p50
+    low, expected = ratio(min(memory, streamed), cache), ratio(memory, cache)
     spread = 1 + sum(_spread(table.rows, row_bytes) for table in (far, near))
     return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
 
