@@ -39,8 +39,8 @@ FULL_POOLS = 0.6
 so that the mean is the published one: only this is published."""
 QUANTILES = 64
 """Lengths that stand for the distribution of all."""
-PREPARE_S = 35e-6
-"""Seconds in which one thread prepares a sample of the laptop preset, measured on a Xeon core without a GPU."""
+PREPARE_S = 13e-6
+"""Seconds of one thread of a Xeon for preparing a sample of the laptop preset."""
 CALLS, CALLS_PER_LAYER, CALLS_LAST = 1190, 79, 43
 """Operators called in an eager step: counted in one of the laptop preset, per layer, and more for a last layer that
 computes the candidate only."""
