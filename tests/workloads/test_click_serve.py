@@ -213,7 +213,7 @@ def embedding(entries: list[dict[str, Any]], column: dict[str, Any], value: str 
     return next(one["embedding"] for one, name in zip(entries, keys) if one["entry"] == kind and name in (value, None))
 
 
-@pytest.mark.parametrize("options", [{}, {"hash": (20,)}])
+@pytest.mark.parametrize("options", [{}, {"hash": 20}])
 def test_inputs_follow_from_the_export_alone(tmp_path: Path, options: dict[str, Any]) -> None:
     model = served(tmp_path, **options)
     encoded = model.encode({name: EXPORTED[name] for name in EXPORTED.column_names})

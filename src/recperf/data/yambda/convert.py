@@ -6,6 +6,7 @@ row, its value and what is allowed.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import sha256, writing
+from ...stop import poll
 from ..user_files.load import LIST_MARK
 from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
@@ -29,7 +31,6 @@ from ..user_files.values import (
     is_text,
     is_time,
     label,
-    literal,
     microseconds,
     number,
     present,
@@ -269,15 +270,16 @@ def number_ids(connection: Any, role: str, path: Path) -> Originals:
     )
     connection.execute("DROP TABLE events")
     connection.execute("ALTER TABLE numbered RENAME TO events")
-    kind = "text" if is_text(column_types(connection, f"{role}_ids")["value"]) else "number"
-    lines = fetch_row(connection, f"SELECT count(*) FROM {role}_ids")[0]
-    # JSON has no control characters: as a delimiter that none contains, one makes the only column the whole line.
-    form = "FORMAT csv, HEADER false, QUOTE '', ESCAPE '', DELIMITER '\x1f'"
-    with writing(path, fix=RESTART):
-        query = f"SELECT to_json(value) FROM {role}_ids ORDER BY id"
-        connection.execute(f"COPY ({query}) TO {literal(str(path))} ({form})")
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    lines, encode = 0, json.JSONEncoder(ensure_ascii=False).encode
+    kind = "text" if column_types(connection, f"{role}_ids")["value"] == "VARCHAR" else "number"
+    result = connection.execute(f"SELECT value FROM {role}_ids ORDER BY id")
+    with writing(path, fix=RESTART), path.open("wb") as file:
+        while values := result.fetchmany(_AT_ONCE):
+            poll()
+            lines += len(values)
+            file.write("".join(f"{encode(value)}\n" for (value,) in values).encode())
+        file.flush()
+        os.fsync(file.fileno())
     return Originals(file=path.name, lines=lines, kind=kind, sha256=sha256(path))
 
 
