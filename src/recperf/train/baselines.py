@@ -241,15 +241,19 @@ def regression(
 
 def blend(
     logits_N: NDArray[np.float64], others_N: NDArray[np.float64], labels_N: NDArray[np.float32]
-) -> tuple[float, float]:
-    """Weights of two logits, which add up to 1: as their gains in log loss over the majority class. Fitted weights, a
-    scale and a constant would follow the users and the share of positives of the time of these rows."""
-    both_2N, rate = np.stack([logits_N, others_N]), float(labels_N.mean())
+) -> tuple[float, float, float]:
+    """Weights of two logits, and a constant. The weights are as their gains in log loss over the majority class, and
+    only their sum is fitted: a regression on both would prefer the one that happens to fit the users of one time."""
+    rate = float(labels_N.mean())
+    if rate in (0.0, 1.0):
+        return 0.5, 0.5, 0.0
+    both_2N = np.stack([logits_N, others_N])
     losses_2 = (np.logaddexp(0.0, both_2N) - labels_N * both_2N).mean(1)
-    majority_loss = -sum(share * math.log(share) for share in (rate, 1 - rate) if share)
-    gains_2 = np.maximum(majority_loss - losses_2, 1e-9)
-    weight, other = gains_2 / gains_2.sum()
-    return float(weight), float(other)
+    entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+    gains_2 = np.maximum(entropy - losses_2, 1e-9)
+    shares_2 = gains_2 / gains_2.sum()
+    (total,), constant = regression((shares_2 @ both_2N)[:, None], labels_N)
+    return float(total * shares_2[0]), float(total * shares_2[1]), constant
 
 
 def synthetic_logits(bags: RandomBags, held_out_batches: int) -> dict[str, Tensor]:

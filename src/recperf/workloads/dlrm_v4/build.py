@@ -236,9 +236,9 @@ class HistoryTrial:
         rates.reset_added()
         logits_N, labels_N = self._scored(prepared.validation)
         weights_F, intercept, beside_N = prepared.rates_regression
-        scale, share = blend(logits_N.double().numpy(), beside_N, labels_N.numpy())
-        rates.add(scale, torch.from_numpy(share * weights_F).float(), share * intercept)
-        blended_N = scale * logits_N.double() + share * torch.from_numpy(beside_N)
+        scale, share, constant = blend(logits_N.double().numpy(), beside_N, labels_N.numpy())
+        rates.add(scale, torch.from_numpy(share * weights_F).float(), constant + share * intercept)
+        blended_N = scale * logits_N.double() + share * torch.from_numpy(beside_N) + constant
         return binary_metrics(blended_N, labels_N)["log_loss"]
 
     def _scored(self, windows: range) -> tuple[Tensor, Tensor]:
