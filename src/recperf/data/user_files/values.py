@@ -34,8 +34,7 @@ MISSING: Final = (
     "#N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null",
 )  # fmt: skip
 """How programs write a missing value; taken for an id, all users without one would become one user."""
-NUMBER: Final = r"[+-]?([0-9]{1,200}\.?[0-9]*|\.[0-9]+)([eE]([+]?0*[0-9]{1,2}|-[0-9]+))?"
-"""A number as text; all of these are finite."""
+NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 TIME_UNITS: Final = {
     "s": ("seconds", 1),
     "ms": ("milliseconds", 1_000),
@@ -183,7 +182,7 @@ def is_value(text: str, values: Values) -> str:
     """SQL for whether a category denotes a number or a boolean."""
     if values == "boolean":
         return f"lower({text}) IN ('true', 'false')"
-    return f"regexp_full_match({text}, '{NUMBER}')"
+    return f"(regexp_full_match({text}, '{NUMBER}') AND isfinite(TRY_CAST({text} AS DOUBLE)))"
 
 
 def values_in(connection: Any, table: str) -> Values:
@@ -207,7 +206,8 @@ def number(name: str, kind: str, *, trimmed: bool = False) -> str:
     """SQL for a finite number, or NULL."""
     if is_text(kind):
         text = name if trimmed else present(name, kind, trimmed=False)
-        return f"CASE WHEN regexp_full_match({text}, '{NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
+        value = f"CASE WHEN regexp_full_match({text}, '{NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
+        return f"nullif(nullif({value}, 'inf'::DOUBLE), '-inf'::DOUBLE)"
     if kind in _WHOLE:
         return f"CASE WHEN isfinite({name}) THEN {name}::DOUBLE END"
     return f"{name}::DOUBLE" if is_number(kind) else "NULL::DOUBLE"
