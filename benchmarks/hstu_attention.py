@@ -10,6 +10,9 @@ rate of a short kernel does not depend on the host. A reading is a batch of call
 The first calls, compiling included, are taken with empty caches of kernels. Errors are against float64 on a small batch
 of the same width, relative to the norm of what is compared. `order` says whether a backward pass repeats its bits.
 
+With `--host`: what a call costs the host, in microseconds, for a few rows of 128 tokens, with and without autograd.
+Beside it a function of autograd that does nothing: no backward pass of a Python function can cost less.
+
 With `--bias`, on any device: float32 rows of 50 to 200 tokens with a relative bias by position and time, as next-item
 models have them, beside plain torch on padded rows. Products may be rounded to TF32 on either side.
 
@@ -27,13 +30,15 @@ import statistics
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from _clock import Work, captured, once, readings
 from _hstu_peer import BIASED, GPU, PASSES, SHAPES, TINY, WIDTHS, Padded, Shape, Softmax, offsets_of, on_the_gpu
@@ -55,6 +60,9 @@ GOAL_ERROR = 1e-2
 """bfloat16 keeps 8 bits: its rounding alone is 2e-3 a number."""
 DTYPE = torch.bfloat16
 SEED = 7
+HOST_SHAPE = Shape(rows=8, longest=128, shortest=128)
+HOST_CALLS = 50
+"""Fewer than the launches that the device's queue holds."""
 
 
 class Recperf:
@@ -145,6 +153,69 @@ def biased(shapes: Sequence[Shape], device: torch.device, samples: int, seconds:
                     entries.append(row(NAME, f"bias, ratio, {name}", "speed_ratio", "x", ratios, here))
                 for entry in entries[-len(taken) - 1 :]:
                     print(f"{entry['variant']:<76} {entry['p50']:9.3f} {entry['unit']}", flush=True)
+    return entries
+
+
+class Nothing(torch.autograd.Function):
+    """Takes and returns what attention does."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return v.view_as(v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.saved_tensors
+
+
+def host_costs(device: torch.device, samples: int) -> list[dict[str, Any]]:
+    """Microseconds of the host for a call, the device's queue empty before."""
+    shape = HOST_SHAPE
+    ours = Recperf(shape, device)
+    leaves = [x.detach().requires_grad_() for x in ours.qkv]
+    padded = [x.detach().view(shape.rows, shape.longest, shape.heads, -1).transpose(1, 2) for x in ours.qkv]
+    turned = [x.requires_grad_() for x in padded]
+    grad = ours.grad_THV.view(shape.rows, shape.longest, shape.heads, -1).transpose(1, 2)
+    ways: dict[str, tuple[Callable[[], Tensor], list[Tensor], Tensor]] = {
+        OURS: (lambda: attention(leaves[0], leaves[1], leaves[2], ours.offsets_B1, ours.mask), leaves, ours.grad_THV),
+        "softmax": (
+            lambda: scaled_dot_product_attention(turned[0], turned[1], turned[2], is_causal=True),
+            turned,
+            grad,
+        ),
+        "no work": (lambda: Nothing.apply(*leaves), leaves, ours.grad_THV),  # type: ignore[no-untyped-call]
+    }
+
+    def cost(work: Callable[[int], object]) -> float:
+        torch.cuda.synchronize(device)
+        began = perf_counter()
+        for call in range(HOST_CALLS):
+            work(call)
+        took = perf_counter() - began
+        torch.cuda.synchronize(device)
+        return took / HOST_CALLS * 1e6
+
+    def taken(attend: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> dict[str, float]:
+        outs: list[Tensor] = []
+        costs = {"forward, autograd": cost(lambda _: outs.append(attend()))}
+        costs["backward, autograd"] = cost(lambda call: torch.autograd.grad(outs[call], inputs, grad))
+        with torch.no_grad():
+            costs["forward"] = cost(lambda _: attend())
+        return costs
+
+    found: dict[str, list[float]] = {}
+    for turn in range(samples + 1):
+        for who, way in ways.items():
+            costs = taken(*way)
+            if who == OURS:
+                costs["backward"] = cost(lambda _: ours.backward())
+            for what, microseconds in costs.items() if turn else ():
+                found.setdefault(f"host, {who}, {what}", []).append(microseconds)
+    at = {"device": torch.cuda.get_device_name(device), "rows": shape.rows, "longest": shape.longest, "goal": None}
+    entries = [row(NAME, name, "host time", "us", values, at) for name, values in found.items()]
+    for entry in entries:
+        print(show(entry), flush=True)
     return entries
 
 
@@ -302,6 +373,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--shapes", type=int, nargs="+", default=list(range(len(every))), help="numbers, from 0")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
+    parser.add_argument("--host", action="store_true", help="only what calls cost the host")
     parser.add_argument("--bias", action="store_true", help="only rows with a relative bias; on any device")
     parser.add_argument("--table", action="store_true", help="only print the newest stored rows as a table")
     options = parser.parse_args(words)
@@ -323,6 +395,11 @@ def main(words: list[str]) -> int:
         return 0
     if device.type == "cpu":
         print("nothing to measure: torch sees no GPU here")
+        return 0
+    if options.host:
+        entries = host_costs(device, options.samples)
+        if not options.no_record:
+            print(f"rows appended to {record(entries).name}")
         return 0
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TRITON_CACHE_DIR": cache, "RECPERF_HOME": cache}

@@ -1,7 +1,8 @@
 """Seconds from the start of `recperf run` to the end of its first training step, by workload and device.
 
-The first start compiles kernels into a new cache folder; the later ones find them there. Exits with 5 where
-a later start on a GPU takes longer than the goal.
+The first start compiles kernels into a new cache folder; the later ones find them there. Beside them in the same run: a
+program that only imports torch and puts one number on the device. Exits with 5 where a later start on a GPU takes
+longer than the goal.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ RUNS = {
     "hstu": ["hstu"],
 }
 GOAL_S = 3.0
+BARE = """
+import os, sys, time
+import torch
+float(torch.ones(1, device=sys.argv[1]) + 1)
+print("first step after", time.time() - float(os.environ["BEGAN"]), flush=True)
+os._exit(0)
+"""
 CHILD = """
 import os, sys, time
 import recperf.train.loop as loop
@@ -39,13 +47,14 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def seconds(words: list[str], device: str, home: Path) -> float:
+def seconds(program: str, words: list[str], home: Path) -> float:
     """One start in a folder of its own; caches lie in `home`."""
     folder = tempfile.mkdtemp(dir=home)
     caches = {"RECPERF_HOME": str(home / "recperf"), "TRITON_CACHE_DIR": str(home / "triton")}
-    command = [sys.executable, "-c", CHILD, "run", *words, "--train.device", device, "--no-peaks", "--no-report"]
     environment = {**os.environ, **caches, "CUDA_CACHE_PATH": str(home / "cuda"), "BEGAN": str(time.time())}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
     for line in done.stdout.splitlines():
         if line.startswith("first step after"):
             return float(line.split()[-1])
@@ -60,9 +69,11 @@ def main() -> int:
     parser.add_argument("--no-record", action="store_true", help="print the rows and append them nowhere")
     wish = parser.parse_args()
     rows = list[dict[str, Any]]()
-    for name in wish.runs:
+    options = ["--train.device", wish.device, "--no-peaks", "--no-report"]
+    programs = {name: (CHILD, ["run", *RUNS[name], *options]) for name in wish.runs}
+    for name, program in {"torch alone": (BARE, [wish.device]), **programs}.items():
         with tempfile.TemporaryDirectory() as home:
-            took = [seconds(RUNS[name], wish.device, Path(home)) for _ in range(wish.samples + 1)]
+            took = [seconds(*program, Path(home)) for _ in range(wish.samples + 1)]
         for kind, values in (("first start", took[:1]), ("later starts", took[1:])):
             rows.append(row("start_up", f"{name}, {wish.device}, {kind}", "seconds", "s", values, {}))
             print(show(rows[-1]), flush=True)
