@@ -140,10 +140,10 @@ def test_bad_clicks_are_left_out_and_listed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"categorical": "shop", "numeric": "price", "time": "time"}
     manifest = clicks(tmp_path / "rows.csv", content, skip_bad=4, **options)
     first = [
-        "row 11: the label 'clicked' is missing",
-        "row 22: column 'price' is 'cheap', not a number",
+        "row 11: no label",
+        "row 22: column 'price': 'cheap' is not a number",
         "row 23 has 2 columns; the first line has 4",
-        "row 24: the time 'time' is 'never', which cannot be read",
+        "row 24: time 'never' is not a time of -4,294,967,295 to 4,294,967,295 seconds",
     ]
     assert manifest.skipped_rows == SkippedRows(count=4, first=first)
     clean = clicks(tmp_path / "rows.csv", "shop,price,clicked,time\n" + "\n".join(good) + "\n", "clean", **options)

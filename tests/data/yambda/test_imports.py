@@ -201,7 +201,7 @@ BAD_ROWS = {
     "milliseconds": ("1,1,1,4\n1,1,1700000000000,4", {}, f"row 2: time '1700000000000' {NOT_SECONDS}"),
     "iso": ("1,1,1970-01-01,4\n1,1,1/2/1970,4", {"time_unit": "iso"}, "row 2: time '1/2/1970' is not an ISO time"),
     "rating": ("1,1,1,4\n1,1,1,good", {}, "row 2: rating 'good' is not a number"),
-    "label": ("1,1,1,0\n1,1,1,1\n1,1,1,2", {"label": "r"}, "row 3: label '2' is not 0 or 1"),
+    "label": ("1,1,1,0\n1,1,1,1\n1,1,1,2", {"label": "r"}, "the label 'r' has 3 values (0, 1, 2)"),
     "short row": ("1,1,1,4\n1,1,1", {}, "row 2 has 3 columns; the first line has 4"),
     "text after a quote": ('1,1,1,4\n"1,1,1,4\n1,1,1,4\n"1,1,1,4', {}, "row 2 is not valid CSV: text beside"),
     "open quote": ('1,1,1,4\n"1,1,1,4\n1,1,1,4\n', {}, "row 2 is not valid CSV: a quote without"),
@@ -236,12 +236,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert "it is a folder" in import_error(tmp_path / "folder").what
     assert "is empty" in import_error(write(tmp_path, "")).what
-    assert import_error(write(tmp_path, HEADER)).what == "the file has a header and no events"
+    assert import_error(write(tmp_path, HEADER)).what == "the file has a header and no rows"
     assert import_error(write(tmp_path, gzip.compress(b""))).what == "the first line is empty"
     assert "not a text file" in import_error(write(tmp_path, b"PK\0\0")).what
     assert "not a Parquet file" in import_error(write(tmp_path, HEADER, "x.parquet")).what
     assert "first line is not UTF-8" in import_error(write(tmp_path, b"\xff\xff,1,1,1\n")).what
-    assert import_error(write_table(tmp_path, u=[], i=[], t=[], r=[])).what == "the file has no events"
+    assert import_error(write_table(tmp_path, u=[], i=[], t=[], r=[])).what == "the file has no rows"
     assert "the first line cannot be read" in import_error(write(tmp_path, "u" * 200_000 + "\n1\n")).what
     # A quote inside of a value is an ordinary character.
     assert import_file(write(tmp_path, HEADER.replace("\n", ",x\n") + '1,1,1,4,5"\n2,1,1,4,b\n')).events == 2

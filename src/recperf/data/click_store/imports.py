@@ -28,9 +28,9 @@ from ...jsonfile import as_json, sealed
 from ..rows import in_blocks, pyarrow
 from ..user_files import values as sql
 from ..user_files.load import load_file
-from ..user_files.source import Source
+from ..user_files.raw_rows import RawRows
 from ..user_files.text_rows import BadRows
-from ..user_files.values import RESTART, column_types, fetch_row, open_database
+from ..user_files.values import LAST_SECOND, RESTART, open_database
 from .columns import Arrays, write_arrays, write_vocabulary
 from .encode import (
     FORMAT,
@@ -48,12 +48,6 @@ from .encode import (
     stored_arrays,
 )
 from .options import MOST_SLOTS, ClickOptions, Columns, choose_columns, decide_types, sql_name
-
-RATING_SHARE = 0.8
-"""A rating of at least this share of the largest one is a click."""
-
-_UNITS = {1_000_000_000: 1e17, 1_000_000: 1e14, 1_000: 1e11}
-"""The least time in each unit: seconds reach 1e11 in the year 5138, and milliseconds passed it in 1973."""
 
 _DECIDE = ("arrays", "columns", "label", "user", "item", "time", "separator", "min_count")
 """Fields of a manifest that decide what is trained: its digest identifies the data of a run."""
@@ -121,7 +115,7 @@ def import_clicks(
         with open_database(draft / "rows", memory=options.memory_mib << 20) as connection:
             bad = BadRows(source.path, options.skip_bad)
             load_file(connection, source, reading, bad)
-            manifest = _Build(connection, source, columns, options, draft, bad).run(writing_rows)
+            manifest = _Build(RawRows(connection, source, options, bad), columns, options, draft).run(writing_rows)
         manifest.identity, manifest.split_note = identity, split_note
         manifest.seconds = round(monotonic() - began, 2)
         write_json(draft / MANIFEST, sealed(manifest))
@@ -131,34 +125,18 @@ def import_clicks(
 class _Build:
     """The parts of an import after the rows are in the table `raw`."""
 
-    def __init__(
-        self, connection: Any, source: Source, columns: Columns, options: ClickOptions, folder: Path, bad: BadRows
-    ) -> None:
-        self.connection, self.source, self.options, self.folder, self.bad = connection, source, options, folder, bad
-        self.rows = self._count()
-        self.kinds = column_types(connection, "raw")
-        # Rows are removed when all are known: until then they count as in the file.
-        connection.execute("CREATE TABLE left_out (place BIGINT)")
-        self.columns = decide_types(connection, columns, options.separator)
+    def __init__(self, raw: RawRows, columns: Columns, options: ClickOptions, folder: Path) -> None:
+        self.raw, self.connection, self.options, self.folder = raw, raw.connection, options, folder
+        self.rows = raw.count()
+        self.columns = decide_types(raw.connection, columns, options.separator)
         if not self.columns.features:
             left = ", ".join(f"{name} ({why})" for name, why in self.columns.left_out.items())
-            raise self._bad(
-                f"no column is a feature{f': {left}' if left else ''}", "--categorical or --numeric COLUMNS"
-            )
-
-    def _count(self) -> int:
-        rows = int(self._row("count(*) FROM raw")[0])
-        if not rows:
-            what = "the file has a header and no rows" if self.source.has_header else "the file has no rows"
-            raise self._bad(what, "name a file with rows")
-        return rows
-
-    def _row(self, query: str) -> tuple[Any, ...]:
-        return fetch_row(self.connection, f"SELECT {query}")
+            what = f"no column is a feature{f': {left}' if left else ''}"
+            raise raw.error(what, "--categorical or --numeric COLUMNS")
 
     def _column(self, at: int) -> tuple[str, str, str]:
         """A column of `raw`, its type, and its name in the file."""
-        return sql_name(at), self.kinds[sql_name(at)], self.columns.name(at)
+        return sql_name(at), self.raw.kinds[sql_name(at)], self.columns.name(at)
 
     def run(self, progress: Progress) -> Manifest:
         features, places = (
@@ -166,21 +144,25 @@ class _Build:
             {role: getattr(self.columns, role) for role in ("user", "item", "time")},
         )
         roles: Any = {role: None if at is None else self.columns.name(at) for role, at in places.items()}
-        label, threshold = self._label()
-        time = None if self.columns.time is None else self._time(self.columns.time)
+        label_at, time_at = self.columns.label, self.columns.time
+        label_name = self.columns.name(label_at)
+        label, threshold = self.raw.positive(sql_name(label_at), label_name, is_rating=self.columns.is_rating)
+        more = {"label": f"({label})::UTINYINT"}
+        if time_at is not None:
+            more["time"], _ = self.raw.time(sql_name(time_at), first=-LAST_SECOND)
         for at in (at for at, how in features.items() if how == "numeric"):
             column, kind, name = self._column(at)
             wrong, fix = sql.no_number(column, kind, trimmed=True), f"--categorical {name} takes text as it is"
-            self._require(wrong, column, f"column {name!r}", ", not a number", fix)
-        self.connection.execute("DELETE FROM raw WHERE rowid IN (FROM left_out)")
-        self.rows = self._count()
+            self.raw.refuse(wrong, column, f"column {name!r}:", "a number", fix)
+        self.raw.leave_out()
+        self.rows = self.raw.count()
         manifest = Manifest(
             format=FORMAT,
             version=VERSION,
             name=self.options.name,
             rows=self.rows,
             positives=0,
-            label=Label(self.columns.name(self.columns.label), threshold, [*self.options.positives]),
+            label=Label(label_name, threshold, [*self.options.positives]),
             columns=[self._feature(at) for at in features],
             separator=self.options.separator,
             **roles,
@@ -188,69 +170,25 @@ class _Build:
             left_out=self.columns.left_out,
             min_count=self.options.min_count,
             arrays={},
-            skipped_rows=self.bad.skipped,
+            skipped_rows=self.raw.bad.skipped,
             digest="",
             identity={},
             seconds=0.0,
             split_note="",
         )
-        manifest.arrays = self._write(manifest, {"label": label} | ({"time": time} if time else {}), progress)
+        manifest.arrays = self._write(manifest, more, progress)
         self._require_both_labels(manifest.positives, threshold)
         values = as_json(manifest)
         decide = json.dumps([values[name] for name in _DECIDE], sort_keys=True)
         manifest.digest = hashlib.sha256(decide.encode()).hexdigest()
         return manifest
 
-    def _label(self) -> tuple[str, float | None]:
-        """SQL for the label of a row, and the least rating that is a click."""
-        column, kind, name = self._column(self.columns.label)
-        if self.columns.is_rating:
-            value = sql.number(column, kind, trimmed=True)
-            self._require(f"{value} IS NULL", column, f"the rating {name!r}", ", not a number")
-            largest = self._row(f"max({value}) FROM raw")[0]
-            requested = self.options.positive_from
-            threshold: float = requested if requested is not None else RATING_SHARE * (largest or 0.0)
-            return f"({value} >= {threshold!r})::UTINYINT", threshold
-        label = f"({sql.label(column, kind, self.options.positives)})::UTINYINT"
-        if not self.options.positives:
-            self._require_two_labels(sql.category(column, kind, trimmed=True), name)
-        self._require(f"{label} IS NULL", column, f"the label {name!r}")
-        return label, None
-
-    def _require_two_labels(self, text: str, name: str) -> None:
-        query = f"SELECT DISTINCT {text} AS text FROM raw WHERE text IS NOT NULL ORDER BY 1 LIMIT 6"
-        values = [value for (value,) in self.connection.execute(query).fetchall()]
-        usual = [value for value in values if value.lower() in (*sql.TRUE, *sql.FALSE)]
-        # Other values may be bad rows that are left out.
-        if len(usual) <= 2 and (usual == values or self.options.skip_bad):
-            return
-        shown = ", ".join(values[:5]) + (" and more" if len(values) > 5 else "")
-        counted = "more than 5 values" if len(values) > 5 else f"{len(values)} value{'s' * (len(values) != 1)}"
-        fix = f"--positives VALUE names those that are clicks, --rating {name} --positive-from NUMBER the least of them"
-        raise self._bad(f"the label {name!r} has {counted} ({shown}); allowed: 0 and 1, or false and true", fix)
-
     def _require_both_labels(self, positives: int, threshold: float | None) -> None:
         if positives in (0, self.rows):
             which, name = "every row" if positives else "no row", self.columns.name(self.columns.label)
             why = "" if threshold is None else f" (from {threshold:g} on a rating is a click)"
             fix = "--positive-from another number" if threshold is not None else "name another --label"
-            raise self._bad(f"{which} is a click by the label {name!r}{why}: nothing can be learned", fix)
-
-    def _time(self, at: int) -> str:
-        """SQL for the time of a row in microseconds."""
-        column, kind, name = self._column(at)
-        unit = 1
-        if not sql.is_time(kind):
-            value = sql.number(column, kind, trimmed=True)
-            least, largest = self._row(f"min({value}), max({value}) FROM raw")
-            unit = 0 if largest is None and sql.is_text(kind) else _per_second(largest or 0.0)
-            # Times from 1973 on; smaller numbers count something else.
-            if unit and least is not None and least >= 1e8 and _per_second(least) != unit:
-                other, why = f"{value} < {_UNITS[unit]!r}", f", in another unit than the largest, {largest:.0f}"
-                self._require(other, column, f"the time {name!r}", why, "write all times in one unit")
-        time = sql.microseconds(column, kind, unit)
-        self._require(f"{time} IS NULL", column, f"the time {name!r}", ", which cannot be read")
-        return time
+            raise self.raw.error(f"{which} is a click by the label {name!r}{why}: nothing can be learned", fix)
 
     def _feature(self, at: int) -> ColumnFacts:
         """Facts about a feature; of a categorical one the vocabulary is written."""
@@ -261,7 +199,7 @@ class _Build:
         try:
             values = require_categories(self.connection, "raw", facts, column, kind)
         except DataError as error:
-            raise self._bad(error.what, error.fix or "") from None
+            raise self.raw.error(error.what, error.fix or "") from None
         # There are far fewer different texts than rows.
         query = f"SELECT {column} AS text, count(*) AS count FROM raw GROUP BY text"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE texts AS {query}")
@@ -269,19 +207,19 @@ class _Build:
         several = sql.categories("text", kind, self.options.separator, trimmed=True)
         each = f"SELECT {f'unnest({several})' if how == 'multi' else one} AS value, count FROM texts"
         if not self.options.hash:
-            self._require_room(name, self._row(f"approx_count_distinct(value) FROM ({each})")[0])
+            self._require_room(name, self.raw.row(f"approx_count_distinct(value) FROM ({each})")[0])
         query = f"SELECT value, sum(count) AS count FROM ({each}) WHERE value IS NOT NULL GROUP BY value"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE seen AS {query}")
         values = sql.values_in(self.connection, "seen") if values == "text" else values
         if how == "multi":
-            longest, cut, missing = self._row(
+            longest, cut, missing = self.raw.row(
                 f"max(length), sum(greatest(0, length - {MOST_SLOTS}) * count), sum((length = 0)::INT * count) FROM "
                 f"(SELECT len({sql.keys('several', values)}) AS length, count FROM "
                 f"(SELECT {several} AS several, count FROM texts))"
             )
             facts = replace(facts, slots=max(1, min(MOST_SLOTS, longest)), cut=int(cut))
         else:
-            missing = self._row(f"coalesce(sum(count), 0) FROM texts WHERE {one} IS NULL")[0]
+            missing = self.raw.row(f"coalesce(sum(count), 0) FROM texts WHERE {one} IS NULL")[0]
         facts = replace(facts, values=values, missing=int(missing))
         if self.options.hash:
             return replace(facts, buckets=self.options.hash - 2)
@@ -295,7 +233,7 @@ class _Build:
     def _require_room(self, name: str, distinct: int) -> None:
         """Refuse a vocabulary that does not fit into memory with its lookup; a value takes about 100 bytes."""
         if distinct * 100 > self.options.memory_mib << 18:
-            raise self._bad(
+            raise self.raw.error(
                 f"column {name!r} has about {distinct:,} categories, too many to list in "
                 f"{self.options.memory_mib:,} MiB",
                 "--hash 1000000 hashes categories to so many rows; or a larger --memory-mib",
@@ -323,26 +261,6 @@ class _Build:
 
         return write_arrays(self.folder, manifest.layout, pieces())
 
-    def _require(
-        self, wrong: str, column: str, what: str, why: str = "", fix: str = "repair or remove that row"
-    ) -> None:
-        """Leave out the rows for which SQL says that they are wrong, or refuse the first that is too many: `what` is
-        its value, and `why` that is wrong."""
-        query = (
-            f"SELECT rowid, {column}::VARCHAR FROM raw WHERE {wrong} AND rowid NOT IN (FROM left_out) "
-            f"ORDER BY rowid LIMIT {self.bad.room + 1}"
-        )
-        rows = self.connection.execute(query).fetchall()
-        for place, value in rows:
-            shown = "missing" if value is None else repr(value if len(value) < 60 else value[:57] + "...")
-            self.bad.add_loaded(place, f": {what} is {shown}{why}", fix)
-        if rows:
-            places = ", ".join(f"({place})" for place, _ in rows)
-            self.connection.execute(f"INSERT INTO left_out VALUES {places}")
-
-    def _bad(self, what: str, fix: str) -> DataError:
-        return DataError(what, where={"file": self.source.path}, fix=fix)
-
 
 def _describe(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
     """Add what some rows contain to the description."""
@@ -360,8 +278,3 @@ def _describe(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
             if one.least is not None and one.most is not None:
                 least, most = min(least, one.least), max(most, one.most)
             manifest.columns[place] = replace(one, least=least, most=most)
-
-
-def _per_second(time: float) -> int:
-    """The unit of a time by its size, in parts of a second."""
-    return next((unit for unit, least in _UNITS.items() if time >= least), 1)

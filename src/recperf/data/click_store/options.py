@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 from ...config import require, within
 from ...errors import DataError, UsageError
-from ..datasets import legal_name, require_name
 from ..user_files import values as sql
+from ..user_files.options import FileOptions
 from ..user_files.source import Source, inspect, position_of, recognised_columns, require_distinct, shown_names
 from ..user_files.values import column_types, fetch_row, literal
 
@@ -39,19 +39,10 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClickOptions:
+class ClickOptions(FileOptions):
     clicks: Path
     """The file, which may also come right after import: CSV or another delimited text, JSON lines (either may be in
     gzip), or Parquet. Its content decides the format. Text is UTF-8."""
-    label: str | None = None
-    """Column of 0 or 1, false or true: whether the row was clicked. A column is given by its name or, counted from 1,
-    its number. Default: a column named label, click, clicked or target."""
-    positives: tuple[str, ...] = ()
-    """Values of the label that are clicks, if it has others than 0 and 1, as in --positives buy cart."""
-    rating: str | None = None
-    """Column of a number in place of a label: a rating, of which the high ones count as clicks."""
-    positive_from: float | None = None
-    """The least rating that counts as a click; default: 0.8 times the largest rating, 4 of 5."""
     categorical: str | None = None
     """Columns with categories, separated by commas. If neither these nor numeric ones are given, types decide: text
     and integers with few values are categorical, other numbers are numeric."""
@@ -62,47 +53,20 @@ class ClickOptions:
     """Columns with several categories in a row, separated by commas: lists, or text like Action|Comedy."""
     separator: str = "|"
     """What separates the categories of a multi-valued column."""
-    time: str | None = None
-    """Column of the time, for splits by time: a number, ISO text or a timestamp."""
-    user: str | None = None
-    """Column of the user: a category by which rows can be split and rankings are evaluated."""
-    item: str | None = None
-    """Column of the item: the category that is ranked for a user."""
     min_count: int = 5
     """Least number of training rows with a category for it to get a table row of its own; rarer ones share a row, and
     so do those seen first after training."""
     hash: int | None = None
     """Hash the categories of each column to a table of this many rows instead of listing them."""
-    delimiter: str | None = None
-    """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
-    header: Literal["auto", "yes", "no"] = "auto"
-    """Whether the first line names the columns; auto: not if it has only numbers."""
-    skip_bad: int = 0
-    """Leave out and list up to so many rows that cannot be read: with a missing or malformed label, time or number,
-    another number of columns, or text that is not UTF-8. One more is an error."""
-    name: str = ""
-    """Name of the dataset; default: that of the file, without its ending."""
-    memory_mib: int = 1024
-    """Memory limit in MiB, at least 256, with the interpreter and its libraries."""
 
     def __post_init__(self) -> None:
-        if self.label is not None and self.rating is not None:
-            raise UsageError("label and rating are given; an import needs one of them", fix="--label COLUMN")
-        require(
-            not (self.positives and self.rating), "positives", self.positives, "none with --rating; --label takes it"
-        )
+        self.check(self.clicks, least_mib=256)
         within(1, self.min_count, 1 << 31, "min_count")
-        within(0, self.skip_bad, 1_000_000, "skip_bad")
         if self.hash is not None:
             within(4, self.hash, (1 << 31) - 1, "hash")
-        if self.positive_from is not None:
-            require(self.positive_from - self.positive_from == 0, "positive_from", self.positive_from, "a number")
-            require(self.label is None, "positive_from", self.positive_from, "none with --label; --rating takes it")
+        given = self.label is None or self.positive_from is None
+        require(given, "positive_from", self.positive_from, "none with --label; --rating takes it")
         require(0 < len(self.separator) <= 8, "separator", self.separator, "1 to 8 characters")
-        within(256, self.memory_mib, 1 << 30, "memory_mib")
-        if not self.name:
-            object.__setattr__(self, "name", legal_name(self.clicks.name.split(".")[0]))
-        require_name(self.name)
 
     def listed(self, role: str) -> list[str]:
         value = getattr(self, role)

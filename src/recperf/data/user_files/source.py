@@ -103,8 +103,6 @@ def inspect(
     has the usual names of the columns of other roles, which need not exist. A file of `sequences` has a user and items
     on each line, and the columns user and item."""
     path = path.expanduser()
-    if delimiter is not None and not (delimiter.isascii() and delimiter in (delimiter[:1], 2 * delimiter[:1])):
-        raise UsageError(f"the delimiter {delimiter!r} is not one ASCII character, or the same twice")
     magic, state = _begin(path)
     source = Source(path=path, size=state[1], state=state, gzipped=magic[:2] == b"\x1f\x8b")
     if magic == b"PAR1":

@@ -42,6 +42,8 @@ TIME_UNITS: Final = {
     "ns": ("nanoseconds", 1_000_000_000),
 }
 """Name of each unit in which a file may have times, and how many of them a second has."""
+LAST_SECOND: Final = 0xFFFFFFFF
+"""The last time of a row, in 2106: stores of events have times as uint32."""
 COLUMNS: Final = {
     "user": (
         *("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),
@@ -228,8 +230,8 @@ def microseconds(name: str, kind: str, per_second: int) -> str:
         return f"epoch_us({name})"
     if per_second == 0:
         return f"epoch_us(TRY_CAST({name} AS TIMESTAMPTZ))" if is_text(kind) else "NULL::BIGINT"
-    if is_integer(kind) and per_second == 1:
-        return f"TRY_CAST({name} AS BIGINT) * 1000000"
+    if is_integer(kind):
+        return f"TRY_CAST(TRY_CAST({name} AS HUGEINT) * 1000000 // {per_second} AS BIGINT)"
     return f"TRY_CAST(round({number(name, kind, trimmed=True)} * {1_000_000 / per_second!r}) AS BIGINT)"
 
 

@@ -1,69 +1,30 @@
-"""Convert the table `raw` to the table `events`: numbered ids, seconds, and whether they are positive.
-
-SQL converts whole columns and gives NULL for a value that does not fit; the first of those is an error that names its
-row, its value and what is allowed.
-"""
+"""Convert the table `raw` to the table `events`: numbered ids, seconds, and whether they are positive."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
 from ...files import sha256, writing
 from ...stop import poll
 from ..user_files.load import LIST_MARK
+from ..user_files.raw_rows import RawRows
 from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
-from ..user_files.values import (
-    MISSING,
-    RESTART,
-    TIME_UNITS,
-    column_types,
-    fetch_row,
-    is_integer,
-    is_text,
-    is_time,
-    label,
-    microseconds,
-    number,
-    present,
-)
-from .import_options import ImportOptions, TimeUnit
+from ..user_files.values import RESTART, column_types, fetch_row, is_integer, is_text, present
+from .import_options import ImportOptions
 from .manifest import Originals
-from .schema import LAST_SECOND
 
 OPTIONAL_ROLES = ("artist", "album")
 ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
-POSITIVE_SHARE = 0.8
-"""A rating of at least this share of the largest one is positive: 4 of 5."""
-_VALUES_SHOWN = 5
-"""Values of a label in a message."""
 _AT_ONCE = 1 << 16
 _INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
-_MACROS = (
-    "bounded(x, low, high) AS CASE WHEN x BETWEEN low AND high THEN x END",
-    # The operator // rounds towards zero, so times before 1970 are left out first.
-    "whole_seconds(x, unit) AS CASE WHEN x >= 0 THEN x // unit END",
-)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table `raw`: the role it serves, and its type in DuckDB."""
-
-    role: str
-    type: str
-
-    @property
-    def name(self) -> str:
-        return f'"{self.role}"'
 
 
 def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRows) -> ImportOptions:
@@ -72,53 +33,30 @@ def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRow
     Rows that do not fit are left out as far as `bad` allows. Returns the options with the unit of times and the least
     positive rating of the file.
     """
-    for macro in _MACROS:
-        connection.execute(f"CREATE MACRO {macro}")
     if "genres" in column_types(connection, "raw"):
         _group_genres(connection)
-    types = column_types(connection, "raw")
-    # In the order in which the faults of one row are reported.
-    roles = [role for role in ("user", "item", "time", options.signal, *OPTIONAL_ROLES) if role in types]
-    columns = {role: Column(role, types[role]) for role in roles if role is not None}
-    if "time" in columns and options.time_unit == "auto":
-        options = replace(options, time_unit=_unit(connection, columns["time"]))
-    if "rating" in columns and options.positive_from is None:
-        largest = fetch_row(connection, f"SELECT max({_number(columns['rating'])}) FROM raw")[0]
-        options = replace(options, positive_from=round(POSITIVE_SHARE * (largest or 0.0), 6))
+    raw = RawRows(connection, source, options, bad)
     values = {"seconds": _order(options), "positive": "true"}
-    values |= {_target(role, options): _value(connection, column, options) for role, column in columns.items()}
+    # In the order in which the faults of one row are reported.
+    for role in ("user", "item"):
+        values[f"{role}_id"] = _id(raw, role)
+    if "time" in raw.kinds:
+        time, unit = raw.time("time", first=0)
+        values["seconds"] = f"({time} // 1000000)::UINTEGER"
+        options = replace(options, time_unit=unit)
+    if options.signal is not None:
+        is_rating = options.signal == "rating"
+        values["positive"], threshold = raw.positive(
+            options.signal, options.columns[options.signal], is_rating=is_rating
+        )
+        options = replace(options, positive_from=threshold)
+    values |= {f"{role}_id": _id(raw, role) for role in OPTIONAL_ROLES if role in raw.kinds}
+    raw.leave_out()
+    raw.count()
     selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
-    is_bad = " OR ".join(_fault(column, options) for column in columns.values())
-    connection.execute(f"CREATE TABLE events AS SELECT rowid AS row, {selected}, {is_bad} AS bad FROM raw")
-    _leave_out(connection, columns, selected, options, bad)
-    if not fetch_row(connection, "SELECT count(*) FROM events")[0]:
-        content = "a header and no events" if source.has_header else "no events"
-        raise DataError(f"the file has {content}", where={"file": source.path}, fix="name a file with events")
+    connection.execute(f"CREATE TABLE events AS SELECT rowid AS row, {selected} FROM raw")
     connection.execute("DROP TABLE raw")
     return options
-
-
-def _leave_out(
-    connection: Any, columns: dict[str, Column], selected: str, options: ImportOptions, bad: BadRows
-) -> None:
-    """Remove the bad rows of `events`, if they are not too many, and explain the first fault of each."""
-    cells = [_fault(column, options) for column in columns.values()]
-    cells += [f"{column.name}::VARCHAR" for column in columns.values()]
-    rows = f"SELECT row FROM events WHERE bad ORDER BY row LIMIT {bad.room + 1}"
-    query = (
-        f"SELECT place, {', '.join(cells)} FROM (SELECT *, rowid AS place, {selected} FROM raw WHERE rowid IN ({rows}))"
-    )
-    for place, *answers in connection.execute(f"{query} ORDER BY place").fetchall():
-        faults = zip(columns.values(), answers, answers[len(columns) :])
-        column, value = next((column, value) for column, is_fault, value in faults if is_fault)
-        what, fix = _explain(column, value, options)
-        if column.role == "label" and value is not None and not bad.room:
-            query = f"SELECT DISTINCT {column.name}::VARCHAR AS value FROM raw WHERE value IS NOT NULL ORDER BY value"
-            values = [value for (value,) in connection.execute(f"{query} LIMIT {_VALUES_SHOWN + 1}").fetchall()]
-            what += f"; it has the values {', '.join(values[:_VALUES_SHOWN])}{', ...' * (len(values) > _VALUES_SHOWN)}"
-            fix = "--positives VALUE names those that count as positive, --rating takes numbers"
-        bad.add_loaded(place, f": {what}", fix)
-    connection.execute("DELETE FROM events WHERE bad")
 
 
 def _group_genres(connection: Any) -> None:
@@ -162,97 +100,26 @@ def _order(options: ImportOptions) -> str:
     return f"(row_number() OVER (ORDER BY {key}, rowid) - 1)::UINTEGER"
 
 
-def _unit(connection: Any, column: Column) -> TimeUnit:
-    """The unit of times: the coarsest in which the largest one is before 2106; text that is no number is ISO."""
-    if is_time(column.type):
-        return "iso"
-    least, largest = fetch_row(connection, f"SELECT min({_number(column)}), max({_number(column)}) FROM raw")
-    if largest is None:
-        return "iso" if is_text(column.type) else "s"
-    # Both small and large numbers are two units in one column: the first large one will be named.
-    fitting = (unit for unit, (_, per_second) in TIME_UNITS.items() if largest <= LAST_SECOND * per_second)
-    return "s" if least <= LAST_SECOND else cast(TimeUnit, next(fitting, "s"))
-
-
-def _target(role: str, options: ImportOptions) -> str:
-    """The column of `events` that a role becomes."""
-    return {"time": "seconds", options.signal: "positive"}.get(role, f"{role}_id")
-
-
-def _fault(column: Column, options: ImportOptions) -> str:
-    """SQL for whether a value does not fit. An artist or album may be missing."""
-    is_null = f"{_target(column.role, options)} IS NULL"
-    return f"({is_null} AND {_present(column)} IS NOT NULL)" if column.role in OPTIONAL_ROLES else f"({is_null})"
-
-
-def _value(connection: Any, column: Column, options: ImportOptions) -> str:
-    """SQL for the value of a column in the store."""
-    if column.role in ID_ROLES:
-        return _id(connection, column)
-    if column.role == "time":
-        per_second = TIME_UNITS.get(options.time_unit, ("", 0))[1]
-        whole = f"whole_seconds({microseconds(column.name, column.type, per_second)}, 1000000)"
-        if is_integer(column.type) and per_second:
-            whole = f"whole_seconds(TRY_CAST({column.name} AS BIGINT), {per_second})"
-        return f"bounded({whole}, 0, {LAST_SECOND})::UINTEGER"
-    if column.role == "rating":
-        return f"({_number(column)} >= {options.positive_from!r})"
-    positive, text = f"({label(column.name, column.type, options.positives)})::BOOLEAN", f"{column.name}::VARCHAR"
-    # A label of -1, 0 and 1 has three values.
-    if not options.positives and fetch_row(connection, f"SELECT bool_or({text} IN ('0', '0.0')) FROM raw")[0]:
-        return f"CASE WHEN NOT starts_with({text}, '-') THEN {positive} END"
-    return positive
-
-
-def _id(connection: Any, column: Column) -> str:
-    """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text."""
-    value = _present(column)
-    if is_text(column.type):
-        are_integers = f"SELECT bool_and(regexp_full_match({value}, '{_INTEGER_ID}')) FROM raw"
-        if fetch_row(connection, are_integers)[0] is False:
-            return value
-        value = f"CASE WHEN regexp_full_match({value}, '{_INTEGER_ID}') THEN {value} END"
-    elif column.type in ("FLOAT", "DOUBLE"):
+def _id(raw: RawRows, role: str) -> str:
+    """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text. An artist or
+    album may be missing."""
+    kind, value = raw.kinds[role], f'"{role}"'
+    if kind in ("FLOAT", "DOUBLE"):
+        value = f"CASE WHEN NOT isnan({value}) THEN {value} END"
+    there = value = present(value, kind, trimmed=True) if is_text(kind) else value
+    number = not is_text(kind)
+    if is_text(kind):
+        is_integer_id = f"regexp_full_match({value}, '{_INTEGER_ID}')"
+        number = raw.row(f"bool_and({is_integer_id}) FROM raw")[0] is not False
+        value = f"CASE WHEN {is_integer_id} THEN {value} END" if number else value
+    elif kind in ("FLOAT", "DOUBLE"):
         value = f"CASE WHEN {value} = floor({value}) THEN {value} END"
-    elif not is_integer(column.type):
-        return "NULL::BIGINT"
-    return f"TRY_CAST({value} AS BIGINT)"
-
-
-def _present(column: Column) -> str:
-    """SQL for an id as it is, NULL where it only says that it is missing."""
-    if column.type in ("FLOAT", "DOUBLE"):
-        return f"CASE WHEN NOT isnan({column.name}) THEN {column.name} END"
-    return present(column.name, column.type, trimmed=True) if is_text(column.type) else column.name
-
-
-def _number(column: Column) -> str:
-    """SQL for a finite number, or NULL."""
-    return number(column.name, column.type, trimmed=True)
-
-
-def _explain(column: Column, value: str | None, options: ImportOptions) -> tuple[str, str]:
-    """Say what is wrong with a value, and what to do."""
-    role, fix = column.role, "repair or remove that row, or check which column is which"
-    if value is None:
-        return f"no {role}", fix
-    if role in ID_ROLES and value in MISSING:
-        return f"no {role}: {value!r} stands for a missing value", "remove such rows, or give that id another name"
-    if role in ID_ROLES:
-        allowed, fix = "text or an integer below 2**63", "store the column as text or integers"
-    elif role == "time":
-        allowed, fix = (
-            "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00",
-            "check --time-unit: s, ms, us, ns or iso",
-        )
-        if options.time_unit != "iso":
-            unit, per_second = TIME_UNITS[options.time_unit]
-            allowed = f"a time of 0 to {LAST_SECOND * per_second:,} {unit}"
-    else:
-        allowed = "0 or 1, false or true" if role == "label" else "a number"
-    usual = is_text(column.type) or is_integer(column.type) or column.type in ("FLOAT", "DOUBLE")
-    kind, shown = "" if usual else f" (of type {column.type})", repr(value) if is_text(column.type) else value
-    return f"{role} {shown}{kind} is not {allowed}", fix
+    elif not is_integer(kind):
+        value = "NULL"
+    value = f"TRY_CAST({value} AS BIGINT)" if number else value
+    wrong = f"({value} IS NULL" + (f" AND {there} IS NOT NULL)" if role in OPTIONAL_ROLES else ")")
+    raw.refuse(wrong, role, role, "text or an integer below 2**63", "remove that row, or store the ids as text")
+    return value
 
 
 def number_ids(connection: Any, role: str, path: Path) -> Originals:

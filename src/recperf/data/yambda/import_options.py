@@ -8,37 +8,18 @@ from typing import Final, Literal
 
 from ...config import require, within
 from ...errors import UsageError
-from ..datasets import legal_name, require_name
+from ..user_files.options import FileOptions
 from ..user_files.values import COLUMNS
 
-TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 Signal = Literal["rating", "label"]
 SIGNALS: Final[tuple[Signal, ...]] = ("rating", "label")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportOptions:
+class ImportOptions(FileOptions):
     events: Path
     """The file, which may also come right after import: CSV or another delimited text, JSON lines (either may be in
     gzip), or Parquet. Its content decides the format. Text is UTF-8."""
-    user: str | None = None
-    """Column of the user's id. A column is given by its name or, counted from 1, its number. Columns of user, item,
-    time, rating or label, and genres that are not given are recognised by usual names like userId or timestamp."""
-    item: str | None = None
-    """Column of the item's id. Ids are numbered 1, 2 and so on in ascending order, and the store lists the originals.
-    An id that is empty, or text like nan, NULL or NA, is missing."""
-    time: str | None = None
-    """Column of the time. Without one, `order` says how events follow each other."""
-    rating: str | None = None
-    """Column of a rating, or any other number that is larger for positive rows. Give one of rating and label, or none:
-    then every row is positive and negatives are drawn."""
-    label: str | None = None
-    """Column of 0 or 1, false or true: whether the item was liked, bought, listened to. Or of any other values, see
-    `positives`."""
-    positive_from: float | None = None
-    """The least rating that counts as positive; default: 0.8 times the largest rating, 4 of 5."""
-    positives: tuple[str, ...] = ()
-    """Values of the label that count as positive, such as buy; all others are negative."""
     negatives: int | None = None
     """Without rating and label: negative items to draw for every row, none of them one that the user has
     had by then; default: 4."""
@@ -65,32 +46,14 @@ class ImportOptions:
     """Column of the item's artist, or any group it belongs to; empty where unknown."""
     album: str | None = None
     """Column of the item's album, or any finer group; empty where unknown."""
-    time_unit: TimeUnit = "auto"
-    """Unit of times: seconds, milliseconds, microseconds, nanoseconds, or ISO text like 2024-05-01T12:00:00 (UTC if it
-    has no zone); auto decides by the largest time. A Parquet column of type timestamp or date has its own unit.
-    Fractions of a second are cut."""
-    delimiter: str | None = None
-    """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
-    header: Literal["auto", "yes", "no"] = "auto"
-    """Whether the first line names the columns; auto: not if all columns are given by number."""
-    skip_bad: int = 0
-    """Leave out and list up to so many rows that cannot be read: with a missing or malformed value, another number of
-    columns, or text that is not UTF-8. One more is an error."""
-    name: str = ""
-    """Name of the dataset; default: that of the file, without its ending."""
-    memory_mib: int = 1024
-    """Memory limit in MiB, at least 64; the interpreter and its libraries come on top."""
 
     def __post_init__(self) -> None:
-        signals = [signal for signal in SIGNALS if getattr(self, signal) is not None]
-        if len(signals) > 1:
-            raise UsageError(f"{' and '.join(signals)} are given; an import has one of them", fix="leave one out")
-        if signals and self.negatives is not None:
-            what = f"negatives are drawn for a log without {signals[0]}"
-            raise UsageError(what, fix=f"leave out --{signals[0]} or --negatives")
+        self.check(self.events, least_mib=64)
+        if self.signal and self.negatives is not None:
+            what = f"negatives are drawn for a log without {self.signal}"
+            raise UsageError(what, fix=f"leave out --{self.signal} or --negatives")
         within(0, 4 if self.negatives is None else self.negatives, 1000, "negatives")
         within(0, self.seed, 1 << 53, "seed")
-        within(0, self.skip_bad, 1_000_000, "skip_bad")
         roles: dict[str, str] = {}
         for role, column in self.columns.items():
             require(bool(column), role, column, "a column's name or number")
@@ -104,20 +67,6 @@ class ImportOptions:
             raise UsageError(f"a file of sequences has no {others[0]}", fix=f"leave --{others[0]} out")
         if self.items is None and (self.items_id or self.items_title):
             raise UsageError("--items-id and --items-title are columns of a file of items", fix="--items FILE")
-        threshold = self.positive_from or 0.0
-        require(threshold - threshold == 0, "positive_from", self.positive_from, "a number")
-        marks = self.delimiter
-        is_valid = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
-        require(is_valid, "delimiter", marks, "one character, or the same twice")
-        within(64, self.memory_mib, 1 << 30, "memory_mib")
-        if not self.name:
-            object.__setattr__(self, "name", legal_name(self.events.name.split(".")[0]))
-        require_name(self.name)
-
-    @property
-    def memory(self) -> int:
-        """The memory limit in bytes."""
-        return self.memory_mib << 20
 
     @property
     def signal(self) -> Signal | None:

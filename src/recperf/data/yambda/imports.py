@@ -205,7 +205,7 @@ def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
-    with open_database(writer.draft / "sorting", memory=options.memory) as connection:
+    with open_database(writer.draft / "sorting", memory=options.memory_mib << 20) as connection:
         bad = BadRows(source.path, options.skip_bad)
         load_file(connection, source, reading, bad)
         item_file = ItemFile(connection, options, writer.draft / "sorting", reading) if options.items else None

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..rows import BadRow, Ids, Unknown, as_text, is_text, one_array, pyarrow
-from ..user_files.values import TIME_UNITS
-from .schema import ANCHORS, LAST_SECOND, ORGANIC
+from ..user_files.values import LAST_SECOND, TIME_UNITS
+from .schema import ANCHORS, ORGANIC
 from .store import EventStore, Queries, own_ids
 
 UNITS = {**TIME_UNITS, "iso": ("ISO text", 1)}

@@ -30,8 +30,6 @@ MOST_ID: Final = (1 << 31) - 1
 EVENT_TYPES: Final = ("listen", "like", "dislike", "unlike", "undislike")
 """The type of an event is an index of this tuple."""
 
-LAST_SECOND: Final = 0xFFFFFFFF
-"""Stores have times as uint32."""
 TICK_S: Final = 5
 DAY_S: Final = 86_400
 TRAIN_DAYS, GAP_MINUTES, TEST_DAYS = 300, 30, 1
