@@ -141,7 +141,7 @@ def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.csv"
         path.write_text(content)
         options = ImportOptions(events=path, name=name)
-        return import_dataset(options, tmp_path / name, progress=lambda *_: lambda *_: None).notes
+        return import_dataset(options, tmp_path / name, progress=lambda *_: lambda *_: None)["notes"]
 
     assert notes("user,item,time,rating\n1,1,4102444800,5\n1,2,9,1\n", "one") == [
         "all rows have the same user: check --user",

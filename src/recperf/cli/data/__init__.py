@@ -102,9 +102,9 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     facts = family.perform(action, options, terminal)
     if action == "import":
-        name = options.name if options.store is None else facts.folder
+        name = options.name if options.store is None else facts["folder"]
         model = "dlrm" if kind == "clicks" else "hstu" if options.sequences else "dlrm-v4"
-        facts.next = f"recperf run {model} --data {shlex.quote(name)}"
+        facts["next"] = f"recperf run {model} --data {shlex.quote(name)}"
     if options.json:
         print_json(facts)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tyro
 
@@ -15,10 +15,6 @@ from ...jsonfile import as_json
 from ..parse import OutputOptions
 from ..terminal import Terminal
 from .output import print_facts, print_import, progress_bars
-
-if TYPE_CHECKING:
-    from ...data.click_store.encode import ClickInfo
-    from ...data.click_store.imports import ClickImport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +34,7 @@ class Info(OutputOptions):
 OPTIONS: dict[str, Any] = {"import": Import, "check": Info, "info": Info}
 
 
-def perform(action: str, options: Any, terminal: Terminal) -> ClickInfo | dict[str, object]:
+def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
     from ...data.click_store import encode, imports
 
     if action == "import":
@@ -51,33 +47,32 @@ def perform(action: str, options: Any, terminal: Terminal) -> ClickInfo | dict[s
     return encode.info(place) if action == "info" else encode.check(place)
 
 
-def say(done: ClickImport | ClickInfo | dict[str, object], terminal: Terminal) -> None:
-    from ...data.click_store.imports import ClickImport
-
-    if isinstance(done, ClickImport):
-        _say_import(done, terminal)
-        return
-    facts = as_json(done)
-    columns = facts.pop("columns", {})
-    print_facts(facts, terminal)
-    print_facts(columns, terminal)
+def say(facts: dict[str, Any], terminal: Terminal) -> None:
+    if "imported" in facts:
+        _say_import(facts, terminal)
+    else:
+        facts = as_json(facts)
+        columns = facts.pop("columns", {})
+        print_facts(facts, terminal)
+        print_facts(columns, terminal)
 
 
-def _say_import(done: ClickImport, terminal: Terminal) -> None:
-    days = (done.first.split()[0], done.last.split()[0]) if done.first and done.last else None
-    roles = {done.user: "user, ", done.item: "item, "}
-    columns = {done.label_column: f"label, {done.label}"}
-    columns |= {done.time: "time"} if done.time else {}
-    columns |= {name: roles.get(name, "") + text for name, text in done.columns.items()}
-    columns |= {name: f"left out: {why}" for name, why in done.left_out.items()}
+def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
+    days = (facts["first"].split()[0], facts["last"].split()[0]) if facts["first"] else None
+    roles = {facts["user"]: "user, ", facts["item"]: "item, "}
+    columns = {facts["label_column"]: f"label, {facts['label']}"}
+    columns |= {facts["time"]: "time"} if facts["time"] else {}
+    columns |= {name: roles.get(name, "") + text for name, text in facts["columns"].items()}
+    columns |= {name: f"left out: {why}" for name, why in facts["left_out"].items()}
     print_import(
-        done,
+        facts,
         terminal,
-        counts=f"{done.rows:,} rows, {done.positives:,} clicks ({done.positive_share:.1%})",
+        counts=f"{facts['rows']:,} rows, {facts['positives']:,} clicks ({facts['positive_share']:.1%})",
         dates=days,
         columns=columns,
         lines={
-            "tables": f"categories of fewer than {done.min_count} training rows share a table row",
+            "tables": f"categories of fewer than {facts['min_count']} training rows share a table row",
             "held out": "by default a random fifth" + ("; the last fifth with --data.split time" if days else ""),
         },
+        skipped=facts["skipped_rows"],
     )

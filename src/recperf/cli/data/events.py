@@ -18,7 +18,7 @@ from ..terminal import Terminal
 from .output import count_of, print_facts, print_import, progress_bars
 
 if TYPE_CHECKING:
-    from ...data.yambda.imports import EventImport
+    from ...data.yambda.manifest import ImportFacts
 
 SYNTHETIC = "yambda-like"
 TIME_NAMES = {"iso": "dates", **{unit: name for unit, (name, _) in TIME_UNITS.items()}}
@@ -86,7 +86,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def perform(action: str, options: Any, terminal: Terminal) -> EventImport | dict[str, object]:
+def perform(action: str, options: Any, terminal: Terminal) -> dict[str, Any]:
     from ...data.yambda import catalogue
 
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
@@ -142,11 +142,10 @@ def _make(options: Make, progress: Callable[[int, int], None]) -> dict[str, obje
     return catalogue.make(config, path=options.path, progress=progress)
 
 
-def say(done: EventImport | dict[str, Any], terminal: Terminal) -> None:
-    if not isinstance(done, dict):
-        _say_import(done, terminal)
+def say(facts: dict[str, Any], terminal: Terminal) -> None:
+    if "imported" in facts:
+        _say_import(facts, terminal)
         return
-    facts = done
     if "days_of_events" in facts:
         facts = {name: value for name, value in facts.items() if name not in ("first_time", "last_time")}
         facts["windows"] = {
@@ -163,33 +162,42 @@ def day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def _say_import(done: EventImport, terminal: Terminal) -> None:
-    days, per_user = done.days, done.events_per_user
-    counts = f"{count_of(done.events_in_file, 'event')} of {count_of(done.users, 'user')}"
+def _say_import(facts: dict[str, Any], terminal: Terminal) -> None:
+    from ...data.yambda.store import read_manifest
+
+    imported = read_manifest(Path(facts["folder"])).imported
+    assert imported is not None
+    days, per_user = imported.days, imported.events_per_user
+    counts = f"{count_of(imported.events_in_file, 'event')} of {count_of(facts['users'], 'user')}"
     lines = {}
-    if done.positive_share is not None:
-        lines["positives"] = f"{done.positive_share:.1%} of {done.labelled:,} labelled events"
+    if facts["positive_share"] is not None:
+        lines["positives"] = f"{facts['positive_share']:.1%} of {facts['labelled']:,} labelled events"
     lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
     begin = f", from {days.held_out_from} on" if days else ""
-    lines["held out"] = f"by default the last fifth, about {done.held_out:,} events{begin}"
+    lines["held out"] = f"by default the last fifth, about {facts['held_out']:,} events{begin}"
     print_import(
-        done,
+        facts,
         terminal,
-        counts=f"{counts} and {count_of(done.items, 'item')}",
+        counts=f"{counts} and {count_of(facts['items'], 'item')}",
         dates=(days.first, days.last) if days else None,
-        columns=dict(_columns(done)),
+        columns=dict(_columns(imported, facts["items_without"])),
         lines=lines,
-        notes=done.notes,
+        skipped=imported.skipped_rows,
     )
 
 
-def _columns(done: EventImport) -> Iterator[tuple[str, str]]:
+def _columns(imported: ImportFacts, items_without: dict[str, int]) -> Iterator[tuple[str, str]]:
     """The columns of the file that were used, and what became of each."""
-    options = done.options
-    groups = {role: _group(done, role) for role in ("artist", "album") if f"{role}s" in done.distinct}
+    options, distinct = imported.options, imported.distinct
+    groups = {}
+    for role in ("artist", "album"):
+        if f"{role}s" in distinct:
+            missing = items_without[f"{role}s"]
+            without = f" ({count_of(missing, 'item')} without)" if missing else ""
+            groups[role] = count_of(distinct[f"{role}s"], role) + without
     texts = {
-        "user": f"user, {done.users:,} different",
-        "item": f"item, {done.items:,} different",
+        "user": f"user, {distinct['users']:,} different",
+        "item": f"item, {distinct['items']:,} different",
         "time": f"time, in {TIME_NAMES.get(options.time_unit, 'seconds')}",
         "rating": f"rating, positive from {options.positive_from or 0:g} on",
         "label": f"label, positive: {', '.join(options.positives or ('1', 'true'))}",
@@ -197,14 +205,10 @@ def _columns(done: EventImport) -> Iterator[tuple[str, str]]:
         **groups,
     }
     yield from ((options.columns[role], text) for role, text in texts.items() if role in options.columns)
-    if file := done.item_file:
+    if file := imported.item_file:
         parts = [f"id {file.id}", f"title {file.title}" if file.title else "", ", ".join(["features", *file.features])]
         yield file.source, "; ".join(filter(None, parts if file.features else parts[:2]))
-    yield from ((name, "not used") for name in done.unused_columns[:MOST_UNUSED])
-    if len(done.unused_columns) > MOST_UNUSED:
-        yield "...", f"{len(done.unused_columns) - MOST_UNUSED:,} more columns not used"
-
-
-def _group(done: EventImport, role: str) -> str:
-    missing = done.items_without[f"{role}s"]
-    return count_of(done.distinct[f"{role}s"], role) + (f" ({count_of(missing, 'item')} without)" if missing else "")
+    unused = imported.unused_columns
+    yield from ((name, "not used") for name in unused[:MOST_UNUSED])
+    if len(unused) > MOST_UNUSED:
+        yield "...", f"{len(unused) - MOST_UNUSED:,} more columns not used"

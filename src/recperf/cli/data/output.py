@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,8 +14,7 @@ from ..terminal import Terminal, progress_bar
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ...data.click_store.imports import ClickImport
-    from ...data.yambda.imports import EventImport
+    from ...data.user_files.text_rows import SkippedRows
 
 Unit = Literal["events", "rows", "users", "bytes", "share"]
 _SHOWN = 5
@@ -33,32 +32,32 @@ def print_facts(facts: dict[str, Any], terminal: Terminal) -> None:
 
 
 def print_import(
-    done: ClickImport | EventImport,
+    facts: dict[str, Any],
     terminal: Terminal,
     *,
     counts: str,
     dates: tuple[str, str] | None,
     columns: Mapping[str, str],
     lines: Mapping[str, str],
-    notes: Iterable[str] = (),
+    skipped: SkippedRows | None,
 ) -> None:
     """A sentence of what was imported, its columns, a few further facts, and the next command."""
-    verb = "imported" if done.imported else "already imported"
-    terminal.say(f"{verb} {done.name}: {counts}{f', {dates[0]} to {dates[1]}' if dates else ''}")
+    verb = "imported" if facts["imported"] else "already imported"
+    terminal.say(f"{verb} {facts['name']}: {counts}{f', {dates[0]} to {dates[1]}' if dates else ''}")
     terminal.say("  columns")
     width = max(map(len, columns))
     for name, text in columns.items():
         terminal.say(f"    {name:<{width}}  {text}")
-    if skipped := done.skipped_rows:
+    if skipped:
         more = f"; and {skipped.count - _SHOWN:,} more" * (skipped.count > _SHOWN)
         shown = "; ".join(skipped.first[:_SHOWN])
         lines = {**lines, "skipped": f"{count_of(skipped.count, 'bad row')}: {shown}{more}"}
-    written = f", written in {done.seconds:.1f} s" if done.imported else ""
-    for name, text in {**lines, "store": f"{done.folder}, {size(done.store_bytes)}{written}"}.items():
+    written = f", written in {facts['seconds']:.1f} s" if facts["imported"] else ""
+    for name, text in {**lines, "store": f"{facts['folder']}, {size(facts['store_bytes'])}{written}"}.items():
         terminal.say(f"  {name:<9}  {text}")
-    for note in notes:
+    for note in facts.get("notes", ()):
         terminal.notice(note)
-    terminal.say(f"next: {done.next}")
+    terminal.say(f"next: {facts['next']}")
 
 
 def count_of(count: int, noun: str) -> str:

@@ -140,44 +140,22 @@ def read_manifest(folder: Path) -> Manifest:
     return read_sealed(folder / MANIFEST, (FORMAT, VERSION), Manifest, fix=f"remove {folder} and import again")
 
 
-class ClickInfo(Struct, kw_only=True):
-    """What `recperf data info` tells about a store of clicks."""
-
-    name: str
-    folder: str
-    rows: int
-    positives: int
-    positive_share: float
-    label_column: str
-    label: str
-    user: str | None
-    item: str | None
-    time: str | None
-    first: str | None
-    last: str | None
-    left_out: dict[str, str]
-    skipped_rows: SkippedRows | None
-    min_count: int
-    columns: dict[str, str]
-    digest: str
-
-
-def info(folder: Path) -> ClickInfo:
+def info(folder: Path) -> dict[str, Any]:
     """What is in a store, from its description."""
     manifest = read_manifest(folder)
-    same = set(Manifest.__struct_fields__).intersection(ClickInfo.__struct_fields__) - {"label", "columns"}
     label, times = manifest.label, manifest.times
     rule = ", ".join(label.positives or ("1", "true"))
-    return ClickInfo(
-        **{name: getattr(manifest, name) for name in same},
-        folder=str(folder),
-        positive_share=manifest.positives / manifest.rows,
-        label_column=label.name,
-        label=f"a click: {rule}" if label.positive_from is None else f"a click from {label.positive_from:g} on",
-        first=_date(times[0]) if times else None,
-        last=_date(times[1]) if times else None,
-        columns={one.name: one.describe() for one in manifest.columns},
-    )
+    names = ("name", "rows", "positives", "user", "item", "time", "left_out", "skipped_rows", "min_count", "digest")
+    return {
+        **{name: getattr(manifest, name) for name in names},
+        "folder": str(folder),
+        "positive_share": manifest.positives / manifest.rows,
+        "label_column": label.name,
+        "label": f"a click: {rule}" if label.positive_from is None else f"a click from {label.positive_from:g} on",
+        "first": _date(times[0]) if times else None,
+        "last": _date(times[1]) if times else None,
+        "columns": {one.name: one.describe() for one in manifest.columns},
+    }
 
 
 def _date(microseconds: int) -> str:

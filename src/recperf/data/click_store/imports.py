@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from ...config import to_json
@@ -36,7 +35,6 @@ from .encode import (
     FORMAT,
     MANIFEST,
     VERSION,
-    ClickInfo,
     ColumnFacts,
     Label,
     Manifest,
@@ -58,30 +56,18 @@ _PIECE, _VALUES_AT_ONCE = 1 << 18, 1 << 24
 Progress = Callable[..., None]
 
 
-class ClickImport(ClickInfo, kw_only=True):
-    """What `recperf data import --clicks` tells at its end."""
-
-    imported: bool
-    """False: the store was there already."""
-    seconds: float
-    rows_per_s: int | None
-    store_bytes: int
-    next: str = ""
-    """The command that trains on it."""
-
-
-def make(options: ClickOptions, folder: Path, *, reading: Progress, rows: Progress) -> ClickImport:
-    """Import a file, or reuse its import."""
+def make(options: ClickOptions, folder: Path, *, reading: Progress, rows: Progress) -> dict[str, Any]:
+    """Import a file, or reuse its import, and describe it."""
     began, existed = monotonic(), (folder / MANIFEST).is_file()
     manifest = import_clicks(options, folder, reading=reading, writing_rows=rows)
     seconds = monotonic() - began
-    return ClickImport(
-        **asdict(info(folder)),
-        imported=not existed,
-        seconds=round(seconds, 2),
-        rows_per_s=None if existed else round(manifest.rows / seconds),
-        store_bytes=sum(file.stat().st_size for file in folder.iterdir()),
-    )
+    return {
+        **info(folder),
+        "imported": not existed,
+        "seconds": round(seconds, 2),
+        "rows_per_s": None if existed else round(manifest.rows / seconds),
+        "store_bytes": sum(file.stat().st_size for file in folder.iterdir()),
+    }
 
 
 def import_clicks(

@@ -17,13 +17,13 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from ...config import to_json
 from ...errors import DataError
 from ...files import sha256
 from ...folders import remove_folder
+from ...jsonfile import as_json
 from ...ops.hashing import xxh64
 from ..user_files.load import load_file
 from ..user_files.source import Source, inspect, require_role
@@ -50,31 +50,7 @@ Events = dict[str, NDArray[Any]]
 Longs = NDArray[np.int64]
 
 
-class EventImport(ImportFacts, kw_only=True):
-    """A finished import of a user's events."""
-
-    name: str
-    folder: str
-    imported: bool
-    """False: the store was there already."""
-    events: int
-    users: int
-    items: int
-    labelled: int
-    """Events that a model can be trained on: listens in the file, and drawn negatives."""
-    positive_share: float | None
-    items_without: dict[str, int]
-    """The number of items without an artist or album, where the file has them."""
-    held_out: int
-    store_bytes: int
-    digest: str
-    notes: list[str]
-    seconds: float
-    next: str = ""
-    """The command that trains on it."""
-
-
-def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[..., Progress]) -> EventImport:
+def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[..., Progress]) -> dict[str, Any]:
     """Import events from a file of the user as a store, and describe it."""
     folder, began = folder.expanduser(), monotonic()
     existed = (folder / MANIFEST).is_file()
@@ -82,28 +58,30 @@ def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[.
     store, seconds = open_store(folder), monotonic() - began
     manifest, facts = store.manifest, store.imported
     assert facts is not None
+    # Events that a model can be trained on: listens in the file, and drawn negatives.
     labelled = manifest.by_type["listen"] + (facts.negatives.drawn if facts.negatives else 0)
-    return EventImport(
-        **asdict(facts),
-        name=options.name,
-        folder=str(folder),
-        imported=not existed,
-        events=manifest.events,
-        users=facts.distinct["users"],
-        items=facts.distinct["items"],
-        labelled=labelled,
-        positive_share=manifest.by_pool["listen_plus"] / labelled if labelled else None,
-        items_without={
+    return {
+        **as_json(facts),
+        "name": options.name,
+        "folder": str(folder),
+        "imported": not existed,
+        "events": manifest.events,
+        "users": facts.distinct["users"],
+        "items": facts.distinct["items"],
+        "labelled": labelled,
+        "positive_share": manifest.by_pool["listen_plus"] / labelled if labelled else None,
+        # Items without an artist or album, where the file has them.
+        "items_without": {
             role: facts.distinct["items"] - int((store.catalogue_I2[:, at] != 0).sum())
             for at, role in enumerate(("artists", "albums"))
             if role in facts.distinct
         },
-        held_out=round(HELD_OUT * labelled),
-        store_bytes=sum(column.bytes for column in manifest.columns.values()),
-        digest=store.digest,
-        notes=list(_notes(facts)),
-        seconds=round(seconds, 2),
-    )
+        "held_out": round(HELD_OUT * labelled),
+        "store_bytes": sum(column.bytes for column in manifest.columns.values()),
+        "digest": store.digest,
+        "notes": list(_notes(facts)),
+        "seconds": round(seconds, 2),
+    }
 
 
 def _notes(facts: ImportFacts) -> Iterator[str]:
