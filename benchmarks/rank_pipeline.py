@@ -33,7 +33,7 @@ from recperf.distributed.exchange import Exchange
 from recperf.distributed.library import require_torchrec
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.tables import TorchRecTables
-from recperf.distributed.window import SharedWindow
+from recperf.distributed.waits import SharedWindow
 from recperf.errors import RecperfError
 from recperf.measure.profile import endless
 from recperf.models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config

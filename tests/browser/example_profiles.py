@@ -209,7 +209,7 @@ def ranks() -> dict[str, Any]:
     ]
     communication = {
         "ranks": 2, "hosts": 1, "slowest": 1, "steps": 30, "step_ms": 530.0, "own_ms": 389.0, "exposed_ms": 141.0,
-        "late_ms": 108.5, "moving_ms": 32.5, "exposed_share": 141 / 530, "clock_error_ms": 0.0,
+        "late_ms": 108.5, "moving_ms": 32.5, "exposed_share": 141 / 530,
         "not_told_apart": None, "sharing": 2, "each": each,
         "collectives": [
             {"part": "embedding", "what": "all_to_all_single", "count": 4.0, "bytes": 9.5e3, "exposed_ms": 120.0,

@@ -164,11 +164,10 @@ def test_long_curves_are_thinned_without_losing_their_extremes() -> None:
 def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     assert "Between the ranks" not in Reader(written(run)).text
-    known = profiles.ranks()["communication"] | {"hosts": 2, "clock_error_ms": 0.2}
+    known = profiles.ranks()["communication"]
     examples.change(run, "profile.json", "communication", known)
     said = Reader(written(run)).text
     assert "Rank 1 of 2 is the slowest: its own work takes 478 ms per step, that of the others 300 ms." in said
-    assert "compared by messages, to within 200 µs" in said
     assert "most waited for" in said
     examples.change(run, "profile.json", "communication", {**known, "each": [{"rank": 0}]})
     with pytest.raises(DataError, match="communication"):

@@ -112,7 +112,7 @@ class BagTables(RankTables, Embeddings):
         if output_MW is not None:
             sums_MFD = output_MW.detach().view(-1, len(order), self.dim)
             for place, index in enumerate(order):
-                pooled_FBD[self.names.index(self.sharded.names[index])] = sums_MFD[: features.batch_size, place]
+                pooled_FBD[self.names.index(self.sharded[index])] = sums_MFD[: features.batch_size, place]
         rows_V = copied = None
         if self.copies.names:
             copied = _select(features, self.copies.names)
@@ -122,18 +122,18 @@ class BagTables(RankTables, Embeddings):
         return pooled_FBD, _Saved(output_MW, order, rows_V, copied)
 
     def follow(self, part: ClickBatch | None, ready: Any = None) -> None:
-        self.sharded.follow(None if part is None else part.features, ready)
+        self.prefetch.follow(None if part is None else part.features, ready)
 
     def _lookup_shards(self, features: JaggedFeatures) -> tuple[Tensor, tuple[int, ...]]:
-        output = self.sharded.lookup(features)
+        output = self.prefetch.lookup(features)
         # The sharding decides in which order features come back.
-        return output.values(), tuple(map(self.sharded.names.index, output.keys()))
+        return output.values(), tuple(map(self.sharded.index, output.keys()))
 
     def _keyed(self, features: JaggedFeatures) -> Any:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
         features = features.trimmed()
-        names = self.sharded.names
+        names = self.sharded
         ids = _select(features, names)
         lengths_FB = ids.offsets_FB1.diff().view(len(names), -1)
         missing = features.bags - features.batch_size if isinstance(features, SharedFeatures) else 0
@@ -144,7 +144,7 @@ class BagTables(RankTables, Embeddings):
         if saved.output_MW is not None:
             gradient_MFD = torch.zeros(saved.output_MW.shape[0], len(saved.order), self.dim, device=self.device)
             for place, index in enumerate(saved.order):
-                gradient_BD = gradient_FBD[self.names.index(self.sharded.names[index])]
+                gradient_BD = gradient_FBD[self.names.index(self.sharded[index])]
                 gradient_MFD[: gradient_BD.shape[0], place] = gradient_BD
             self._pending.append((saved.output_MW, gradient_MFD.view(saved.output_MW.shape)))
         if saved.rows_V is not None and saved.copied is not None:
@@ -163,7 +163,7 @@ class BagTables(RankTables, Embeddings):
             warnings.simplefilter("ignore")
             for output_MW, gradient_MW in pending:
                 torch.autograd.backward([output_MW], [gradient_MW])
-        self.sharded.finish()
+        self.prefetch.finish()
         self.updates += 1
         if self._copy_gradient is not None:
             gradient_RD, rows_V = self._copy_gradient

@@ -102,7 +102,7 @@ class Prefetch:
     """Looks up batches, and begins the exchange of the next batch before it is looked up."""
 
     def __init__(self, collection: Any, keyed: Callable[[Any], Any], device: torch.device) -> None:
-        """`keyed` makes a KeyedJaggedTensor of a batch."""
+        """`keyed` makes a KeyedJaggedTensor of a batch. Without a collection there is nothing to look up or to send."""
         self._collection, self._keyed = collection, keyed
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._next: tuple[Any, Any] | None = None
@@ -115,9 +115,10 @@ class Prefetch:
         `ready` is the event after which the batch is there, if another CUDA stream makes it."""
         self._next = None if batch is None else (batch, ready)
 
-    def lookup(self, batch: Any, *, training: bool) -> Any:
-        """The rows of a batch. An evaluation leaves the prefetched training batch alone."""
-        if not training:
+    def lookup(self, batch: Any) -> Any:
+        """The rows of a batch, as TorchRec's dictionary or keyed tensor. With gradients enabled it is a training
+        step's; an evaluation leaves the prefetched training batch alone."""
+        if not torch.is_grad_enabled():
             exchange = self._exchange(batch)
             rows = exchange.rows(exchange.receive())
             exchange.finish(trained=False)

@@ -5,6 +5,7 @@ Shapes: R rows of all copied tables one after the other, D width.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,16 +16,18 @@ from torch import Tensor, nn
 
 from ..models.init import InitialRows, UniformRows
 from ..models.tiers.cache import TieredRows
-from ..models.tiers.columns import TableColumns
+from ..models.tiers.columns import RowBlock, TableColumns
 from ..models.tiers.config import Placement, Tiers
 from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.checkpoint_folder import Rectangle
 from ..train.checkpoint_tensors import Shard, Sharded
 from .config import Demand, DistributedConfig
+from .exchange import Prefetch
 from .library import require_torchrec
+from .local_rows import LocalRows, Lookup
 from .placement import Placed, TableShard, placed_by, shards_of
 from .ranks import Ranks
-from .sharding import ShardedTables, require_possible
+from .sharding import collection, free_memory, require_possible, require_room
 
 ON_DEVICE = Tiers("device", 0, "device: each rank holds its shards")
 PLACES = get_args(Placement)
@@ -97,7 +100,8 @@ def _by_kind(state: Tensor, dim: int) -> Sequence[Tensor]:
 
 
 class RankTables(nn.Module):
-    """Tables of one width on several ranks: shards, and copies of the data-parallel ones."""
+    """Tables of one width on several ranks: copies of the data-parallel ones, and shards of the others, of which single
+    rows (TorchRec's EmbeddingCollection) or sums of rows (EmbeddingBagCollection) are sent."""
 
     def __init__(
         self,
@@ -120,17 +124,43 @@ class RankTables(nn.Module):
         self.names, self.dim, self.rule = tuple(self.rows), demand.tables[0].dim, RULES[optimizer]
         self.world, self.device = world, torch.device(device)
         copied = [one for one in placed if one.kind == "data-parallel"]
+        sharded = [one for one in placed if one.kind != "data-parallel"]
         self.copies = CopiedTables(copied, self.dim, world, self.device, rule=self.rule, eps=eps)
-        self.sharded = ShardedTables(
-            [one for one in placed if one.kind != "data-parallel"], demand, options, world,
-            rule=self.rule, eps=eps, device=self.device, keyed=self._keyed, tiers=tiers,
-        )  # fmt: skip
+        self.sharded = tuple(one.table.name for one in sharded)
+        """The names of the sharded tables."""
+        shards = shards_of(sharded, tiers.placement)
+        self.parts = self.copies.parts + shards
+        self._own = [shard for shard in shards if shard.rank == world.rank]
+        self._local: dict[int, LocalRows] = {}
+        """This rank's shards, by their width."""
+        self.prefetch = Prefetch(None, self._keyed, self.device)
+        if sharded:
+            if tiers.placement == "device":
+                require_room(sharded, demand, world.device, free_memory(world, self.device)[self.device.type])
+            self._shard(sharded, shards, options, eps, tiers)
         self.initial: Mapping[str, InitialRows | UniformRows] = {}
         """How the rows of each table begin."""
-        self.parts = self.copies.parts + self.sharded.parts
         self._rate = 0.0
         self.updates = 0
         """The number of updates so far."""
+
+    def _shard(
+        self, placed: Sequence[Placed], shards: list[TableShard], options: DistributedConfig, eps: float, tiers: Tiers
+    ) -> None:
+        """Allocate this rank's shards."""
+        widths = {shard.table: shard.columns for shard in self._own}
+        for width in sorted(set(widths.values())):
+            own = [shard for shard in self._own if shard.columns == width]
+            self._local[width] = LocalRows(own, rule=self.rule, eps=eps, device=self.device, tiers=tiers)
+
+        def lookup(names: Sequence[str]) -> Lookup:
+            rows = self._local[widths[names[0]]] if names else None
+            return Lookup(rows, names, pooled=placed[0].table.pooled, device=self.device)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sharded = collection([one.table for one in placed], shards, options, self.device, lookup)
+        self.prefetch = Prefetch(sharded, self._keyed, self.device)
 
     @abstractmethod
     def _keyed(self, batch: Any) -> Any:
@@ -142,24 +172,29 @@ class RankTables(nn.Module):
         sent while the next one is computed. None: there is none."""
 
     def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
-        """This rank's shards and copies on the device: their place, their rows, and the optimizer's states of those."""
-        return self.sharded.local() + self.copies.local()
+        """This rank's shards and copies on the device: their place, their rows, and the optimizer's states of those,
+        each with a number per row or per weight."""
+        return [held for rows in self._local.values() for held in rows.local()] + self.copies.local()
 
     @property
     def tiers(self) -> TieredRows | None:
-        """The rows of this rank's shards, where they do not lie on the device."""
-        return self.sharded.tiers
+        """The rows of this rank's shards, which have one width, where they do not lie on the device."""
+        return next((rows.tiers for rows in self._local.values()), None)
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next update, before its rows are looked up."""
+        """Set the learning rate of the next update, before its rows are looked up: fbgemm reads it in the lookup."""
         self._rate = float(rate)
-        self.sharded.set_rate(self._rate, self.updates)
+        for rows in self._local.values():
+            rows.set_rate(self._rate, self.updates)
 
     @torch.no_grad()
     def fill(self, initial: Mapping[str, InitialRows | UniformRows]) -> None:
         """Give all rows the initial values of a single process; those in tiers get them when they are needed."""
         count, self.initial = max(1, CHUNK // self.dim), initial
-        self.sharded.reset(initial)
+        if self.tiers is not None:
+            first = {shard.table: shard.first_row for shard in self._own}
+            self.tiers.initial = lambda name, rows_N: initial[name].rows(rows_N + first[name])
+            self.tiers.clear()
         for part, weight_RD, states in self.local():
             for start in range(0, part.rows, count):
                 # A row is drawn whole, and a shard of some columns keeps those.
@@ -194,8 +229,10 @@ class RankTables(nn.Module):
                     states.append(Shard(right, own.detach(), writes))
             shape = (self.rows[name], self.dim)
             state_shape = self.rule.state_shape(*shape)
-            if tiers is not None and name in self.sharded.names:
-                blocks, numbers = self.sharded.blocks(name), slice(self.dim, tiers.store.width)
+            if tiers is not None and name in self.sharded:
+                shards = [shard for shard in self._own if shard.table == name]
+                blocks = [RowBlock(shard.first_row, shard.rows, tiers.starts[name]) for shard in shards]
+                numbers = slice(self.dim, tiers.store.width)
                 state[name] = TableColumns(tiers, shape, blocks, slice(0, self.dim), self.initial[name].description)
                 if state_shape is not None:
                     state[f"{name}_state"] = TableColumns(tiers, state_shape, blocks, numbers, {"kind": "zero"})

@@ -1,31 +1,23 @@
-"""Tables that are sharded among ranks: TorchRec sends ids and rows, and each rank looks up its own (local_rows.py).
-
-Shapes: R rows of a table, D width.
-"""
+"""TorchRec's collections of tables that are sharded among ranks: it sends ids and rows, and each rank looks up its own
+(local_rows.py). And what ranks cannot do, and have no memory for."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ConfigError, MachineError
 from ..machine import available_bytes
-from ..models.init import InitialRows, UniformRows
-from ..models.tiers.cache import TieredRows
-from ..models.tiers.columns import RowBlock
 from ..models.tiers.config import Tiers
-from ..ops.table_rules import RULES, RuleName, TableRule
+from ..ops.table_rules import RULES, RuleName
 from ..train.device import free_gpu_bytes
 from ..units import size
 from .config import Demand, DistributedConfig, Table
-from .exchange import Prefetch
-from .local_rows import LocalRows, Lookup
-from .placement import LEAST_COLUMNS, Placed, TableShard, shards_of
+from .placement import LEAST_COLUMNS, Placed, TableShard
 from .ranks import Ranks
 
 KINDS = {"row": "row_wise", "column": "column_wise", "table": "table_wise"}
@@ -84,96 +76,6 @@ def free_memory(world: Ranks, device: torch.device) -> dict[str, int]:
     if device.type == "cuda":
         free["cuda"] = free_gpu_bytes(device)
     return {name: -world.maximum(-bytes_) for name, bytes_ in free.items()}
-
-
-class ShardedTables:
-    """Tables of one width that are sharded among the ranks: single rows (TorchRec's EmbeddingCollection), or sums of
-    rows (EmbeddingBagCollection). With no tables at all it does nothing."""
-
-    def __init__(
-        self,
-        placed: Sequence[Placed],
-        demand: Demand,
-        options: DistributedConfig,
-        world: Ranks,
-        *,
-        rule: TableRule,
-        eps: float,
-        device: torch.device,
-        keyed: Callable[[Any], Any],
-        tiers: Tiers,
-    ) -> None:
-        """`keyed` makes a KeyedJaggedTensor of a batch; `tiers` is where the rows of each rank lie."""
-        self.names, self.parts = tuple(one.table.name for one in placed), shards_of(placed, tiers.placement)
-        self._own: list[TableShard] = []
-        self._rows: dict[int, LocalRows] = {}
-        """This rank's shards, by their width."""
-        if not placed:
-            return
-        if tiers.placement == "device":
-            require_room(placed, demand, world.device, free_memory(world, device)[device.type])
-        self._own = own = [part for part in self.parts if part.rank == world.rank]
-        for width in sorted({part.columns for part in own}):
-            shards = [part for part in own if part.columns == width]
-            self._rows[width] = LocalRows(shards, rule=rule, eps=eps, device=device, tiers=tiers)
-        pooled, widths = placed[0].table.pooled, {part.table: part.columns for part in own}
-
-        def lookup(names: Sequence[str]) -> Lookup:
-            return Lookup(self._rows[widths[names[0]]] if names else None, names, pooled=pooled, device=device)
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            sharded = collection([one.table for one in placed], self.parts, options, device, lookup)
-        self._prefetch = Prefetch(sharded, keyed, device)
-
-    def __bool__(self) -> bool:
-        return bool(self.names)
-
-    @property
-    def tiers(self) -> TieredRows | None:
-        """Of shards in tiers, which have one width; None on a rank without any too."""
-        return next((rows.tiers for rows in self._rows.values()), None)
-
-    def reset(self, initial: Mapping[str, InitialRows | UniformRows]) -> None:
-        """Give rows in tiers their initial values, which are computed when they are needed."""
-        if self.tiers is not None:
-            first = {part.table: part.first_row for part in self._own}
-            self.tiers.initial = lambda name, rows_N: initial[name].rows(rows_N + first[name])
-            self.tiers.clear()
-
-    def blocks(self, table: str) -> list[RowBlock]:
-        """The rows of a table that lie in the tiers of this rank."""
-        starts = {} if self.tiers is None else self.tiers.starts
-        return [RowBlock(part.first_row, part.rows, starts[table]) for part in self._own if part.table == table]
-
-    def follow(self, batch: Any, ready: Any = None) -> None:
-        """Announce the batch after the next one: its ids are sent while that one is computed."""
-        if self:
-            self._prefetch.follow(batch, ready)
-
-    def lookup(self, batch: Any) -> Any:
-        """TorchRec's dictionary or keyed tensor of rows; with gradients enabled it is a training step's."""
-        return self._prefetch.lookup(batch, training=torch.is_grad_enabled())
-
-    def send_ahead(self) -> None:
-        """Send the ids of the announced batch, where `lookup` did not, and fetch the rows that other ranks want."""
-        if self:
-            self._prefetch.send_ahead()
-
-    def finish(self) -> None:
-        """Tell that the rows of the last training batch were updated."""
-        if self:
-            self._prefetch.finish()
-
-    def set_rate(self, rate: float, updates: int) -> None:
-        """Set the learning rate of the next update, and the number of updates before it: fbgemm reads them in the
-        lookup whose backward pass is the update."""
-        for rows in self._rows.values():
-            rows.set_rate(rate, updates)
-
-    def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
-        """This rank's shards, their rows, and the optimizer's states: each has a number per row or per weight."""
-        return [held for rows in self._rows.values() for held in rows.local()]
 
 
 def collection(

@@ -14,6 +14,10 @@ from .ranks import Ranks
 
 HOST_FIELDS = ("data.path",)
 """Fields that may differ between hosts: the digest of the data is compared instead."""
+WRITES = {
+    "event", "write", "sync_events", "rewind_events", "forget_events", "log_fault", "note_progress", "remove"
+}  # fmt: skip
+"""Methods of a run that only rank 0 carries out."""
 
 
 def require_same_config(world: Ranks, workload: str, config: Any, **options: Any) -> None:
@@ -35,51 +39,38 @@ def require_same_config(world: Ranks, workload: str, config: Any, **options: Any
             )
 
 
-class _LeaderRun:
-    """Rank 0's run: what it reads is sent to the other ranks."""
+class _SharedRun:
+    """The run of several ranks: rank 0 writes it, and what rank 0 reads is sent to the others."""
 
-    def __init__(self, run: Run, world: Ranks) -> None:
+    def __init__(self, run: Run | None, world: Ranks) -> None:
+        """`run` is None on all ranks but 0, where writing does nothing."""
         self._run, self._world = run, world
+        self.folder = world.broadcast(run.folder if run else Path())
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
+        return _nothing if self._run is None and name in WRITES else getattr(self._run, name)
 
-    def read(self, name: str, *needs: str) -> Any:
-        return self._world.broadcast(self._run.read(name, *needs))
-
-    def digest(self, name: str) -> Any:
-        return self._world.broadcast(self._run.digest(name))
-
-
-class _FollowerRun:
-    """The run as other ranks see it: they write nothing, and receive what rank 0 reads."""
-
-    event_bytes = 0
-
-    def __init__(self, folder: Path, world: Ranks) -> None:
-        self.folder, self._world = folder, world
-
-    def read(self, name: str, *needs: str) -> Any:
-        return self._world.broadcast(None)
-
-    def digest(self, name: str) -> Any:
-        return self._world.broadcast(None)
+    @property
+    def event_bytes(self) -> int:
+        return self._run.event_bytes if self._run else 0
 
     def event_digest(self, size: int | None = None) -> str:
-        return ""
+        return self._run.event_digest(size) if self._run else ""
 
-    def _ignore(self, *arguments: Any, **named: Any) -> None:
-        pass
+    def read(self, name: str, *needs: str) -> Any:
+        return self._world.broadcast(self._run.read(name, *needs) if self._run else None)
 
-    event = write = sync_events = rewind_events = forget_events = log_fault = note_progress = remove = _ignore
+    def digest(self, name: str) -> Any:
+        return self._world.broadcast(self._run.digest(name) if self._run else None)
+
+
+def _nothing(*arguments: Any, **named: Any) -> None:
+    """What the other ranks do instead."""
 
 
 def share_run(run: Run | None, world: Ranks) -> Run:
     """The run as this rank sees it: rank 0 passes it and writes it, the others pass None."""
-    if world.size == 1:
-        return cast(Run, run)
-    folder = world.broadcast(run.folder if run else Path())
-    return cast(Run, _FollowerRun(folder, world) if run is None else _LeaderRun(run, world))
+    return cast(Run, run if world.size == 1 else _SharedRun(run, world))
 
 
 def share_stop(stop: StopFlag, world: Ranks) -> StopFlag:
@@ -131,6 +122,6 @@ def window_of(world: Ranks) -> Any:
     """What measuring a window of steps needs beside the steps themselves."""
     if world.size == 1:
         return SingleWindow()
-    from .window import SharedWindow
+    from .waits import SharedWindow
 
     return SharedWindow(world)

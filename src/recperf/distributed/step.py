@@ -252,7 +252,7 @@ class RankStep:
             loss.backward()
         with span("embedding"):
             if self.tables:
-                self.tables.sharded.send_ahead()
+                self.tables.prefetch.send_ahead()
         with span("reduce"):
             value = self.reduction()
         with span("update"):

@@ -70,18 +70,18 @@ class TorchRecTables(RankTables):
         return rows
 
     def follow(self, part: Any, ready: Any = None) -> None:
-        self.sharded.follow(None if part is None else part.inputs.rows, ready)
+        self.prefetch.follow(None if part is None else part.inputs.rows, ready)
 
     def _lookup_shards(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        output = self.sharded.lookup(rows) if self.sharded else {}
-        return {name: output[name].values() for name in self.sharded.names}
+        output = self.prefetch.lookup(rows) if self.sharded else {}
+        return {name: output[name].values() for name in self.sharded}
 
     def _keyed(self, rows: Mapping[str, Tensor]) -> Any:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-        ids = [rows[name].long() for name in self.sharded.names]
+        ids = [rows[name].long() for name in self.sharded]
         lengths = torch.tensor([ids_U.shape[0] for ids_U in ids], dtype=torch.int32, device=self.device)
-        return KeyedJaggedTensor(list(self.sharded.names), torch.cat(ids), lengths=lengths)
+        return KeyedJaggedTensor(list(self.sharded), torch.cat(ids), lengths=lengths)
 
     def gradients(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Table, rows this rank used and their gradient, for every table that has one."""
@@ -101,10 +101,10 @@ class TorchRecTables(RankTables):
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in self._leaves.items()
         }
         self.updates += 1
-        names = self.sharded.names
+        names = self.sharded
         if names:
             torch.autograd.backward([self._outputs[name] for name in names], [gradients[name] for name in names])
-            self.sharded.finish()
+            self.prefetch.finish()
         if self.copies.names:
             gradient_RD, used = torch.zeros_like(self.copies.table_RD), []
             for name in self.copies.names:

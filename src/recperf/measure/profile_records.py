@@ -147,7 +147,6 @@ class Communication(Section):
     exposed_share: Number = 0.0
     late_ms: Number | None = None
     moving_ms: Number | None = None
-    clock_error_ms: Number = 0.0
     not_told_apart: str | None = None
     """Why waiting for a rank and for bytes could not be separated."""
     each: list[MeasuredRank] = []

@@ -305,13 +305,9 @@ def communication(key: str, section: Communication) -> list[Block]:
     )
     if section.not_told_apart:
         split = f"Waiting for a rank and waiting for bytes could not be separated: {section.not_told_apart}."
-    clocks = "The ranks share one clock."
-    if section.clock_error_ms:
-        error = fmt.time(section.clock_error_ms)
-        clocks = f"Clocks of {section.hosts} hosts were compared by messages, to within {error}."
     method = (
         f"Every rank timed the same steps, started together; means of the {section.steps} middle ones. {split} "
-        f"{clocks} Budget, operators and tables are those of rank {section.slowest}, the slowest."
+        f"Budget, operators and tables are those of rank {section.slowest}, the slowest."
     )
     return [
         Text(fmt.printable(ranks_sentence(section)), "lead"),

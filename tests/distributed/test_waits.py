@@ -1,4 +1,4 @@
-"""The window of several ranks: the slowest rank, waits, and clocks."""
+"""The window of several ranks: the slowest rank, and what the others wait for."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import pytest
 from rank_jobs import dlrm
 from rank_pool import needs_torchrec, run_ranks
 
-from recperf.distributed.waits import Clock, Wait
-from recperf.distributed.window import APART, QUEUED, RankReadings, ceiling_shares, summarize
+from recperf.distributed.waits import APART, QUEUED, SEVERAL_HOSTS, RankReadings, Wait, ceiling_shares, summarize
 
 MS = 1_000_000
 
 
-def rank(
-    came: float, *, ahead: float = 0.0, host: str = "one", own: float | None = None, steps: int = 5
-) -> RankReadings:
+def rank(came: float, steps: int = 5) -> RankReadings:
     """Steps of a rank that reaches one reduction `came` ms after the step began and has the sum at 30 ms; the step ends
-    10 ms later. Its own clock is `ahead`."""
+    10 ms later."""
     collectives = []
     for step in range(steps):
-        begin = 100 * step + ahead
-        moments = [round((begin + ms) * MS) for ms in (came, came, 30.0)]
+        moments = [round((100 * step + ms) * MS) for ms in (came, came, 30.0)]
         collectives.append([Wait(step + 1, "all_reduce", "reduce", *moments, 4096)])
     waits = round((30.0 - came) * MS)
     reading = (40 * MS, {"data": 40 * MS - waits, "reduce_exchange": waits})
-    return RankReadings([reading] * steps, [39 * MS] * steps, collectives, Clock(host, round(ahead * MS), 0))
+    return RankReadings([reading] * steps, [39 * MS] * steps, collectives)
 
 
 def test_the_last_rank_to_arrive_is_the_slowest_and_waits_only_for_bytes() -> None:
@@ -54,12 +50,12 @@ def test_one_slow_step_does_not_make_a_rank_the_slowest() -> None:
     assert found.steps == 3
 
 
-@pytest.mark.parametrize(("queued", "why"), [(True, QUEUED), (False, APART)])
-def test_waits_that_cannot_be_separated_are_not(queued: bool, why: str) -> None:
+@pytest.mark.parametrize("why", [QUEUED, SEVERAL_HOSTS, APART])
+def test_waits_that_cannot_be_separated_are_not(why: str) -> None:
     ranks = [rank(5.0), rank(25.0)]
-    if not queued:
+    if why == APART:
         ranks[1].waits[3].pop()
-    found = summarize(ranks, queued=queued)
+    found = summarize(ranks, hosts=1 + (why == SEVERAL_HOSTS), queued=why == QUEUED)
     assert found.not_told_apart == why
     assert found.slowest == 1
     assert found.exposed_ms == pytest.approx(15.0)
