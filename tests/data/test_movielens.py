@@ -73,16 +73,16 @@ def test_the_arrays_of_good_files(tmp_path: Path) -> None:
 BAD_ROWS = [
     ("u.data", "9\t1\t3\t1", "user is not in u.user"),
     ("u.data", "1\t9\t3\t1", "item is not in u.item"),
-    ("u.data", "1\t1\t3", "3 columns where 4"),
-    ("u.data", "1\t1\t3.5\t1", "rating '3.5' is not a whole number"),
-    ("u.data", "1\t1\t6\t1", "rating 6 is outside 1 to 5"),
-    ("u.data", "99999999999999999999999\t1\t3\t1", "user id 99999999999999999999999 is outside"),
-    ("u.user", "4|900|M|technician|1", "age 900 is outside"),
-    ("u.user", "4|24|X|technician|1", "gender 'X' is not M or F"),
-    ("u.user", "4|24|M||1", "occupation is empty"),
+    ("u.data", "1\t1\t3", r"'1\t1\t3' is not user, item, a rating of 1 to 5, time, with tabs"),
+    ("u.data", "1\t1\t3.5\t1", "is not user, item"),
+    ("u.data", "1\t1\t6\t1", "is not user, item"),
+    ("u.data", "99999999999999999999999\t1\t3\t1", "is not user, item"),
+    ("u.user", "4|900|M|technician|1", "'4|900|M|technician|1' is not id, age, M or F"),
+    ("u.user", "4|24|X|technician|1", "is not id, age, M or F"),
+    ("u.user", "4|24|M||1", "is not id, age, M or F"),
     ("u.user", "2|24|M|technician|1", "1 row whose user id came before (first: line 4, user id 2)"),
-    ("u.item", item_row(4).rsplit("|", 1)[0], "23 columns where 24"),
-    ("u.item", item_row(4)[:-1] + "2", "flag of genre Western '2' is not 0 or 1"),
+    ("u.item", item_row(4).rsplit("|", 1)[0], "is not 24 columns, the last 19 of 0 or 1"),
+    ("u.item", item_row(4)[:-1] + "2", "is not 24 columns"),
     ("u.item", item_row(3), "1 row whose item id came before (first: line 4, item id 3)"),
 ]
 
@@ -100,7 +100,7 @@ def test_several_bad_rows_are_counted_and_the_first_named(tmp_path: Path) -> Non
     error = read_error(write_files(tmp_path, ratings=[*RATINGS, "1\t4\t3\t1", "1\t2\t3\t1", "2\t8\t1\t1"]))
     assert error.what == "u.data has 2 rows whose item is not in u.item (first: line 5, item 4; u.item has 3 items)"
     error = read_error(write_files(tmp_path, ratings=["1\t1\t9\t1", *RATINGS, "x\t1\t3\t1", "1\t1"]))
-    assert error.what == "u.data has 3 rows at fault (first: line 1, rating 9 is outside 1 to 5)"
+    assert error.what.startswith(r"u.data has 3 rows at fault (first: line 1, '1\t1\t9\t1' is not user, item")
 
 
 @pytest.mark.parametrize("file", movielens.FILES)
@@ -140,13 +140,9 @@ def test_another_encoding_is_an_error(tmp_path: Path) -> None:
     text = path.read_text()
     for encoding in ("utf-16", "utf-16-le", "utf-8-sig"):
         path.write_bytes(text.encode(encoding))
-        error = read_error(tmp_path)
-        assert "NUL bytes" in error.what or "byte-order mark" in error.what
-        assert error.where == {"file": str(path), "line": "1"}
+        assert read_error(tmp_path).where == {"file": str(path), "line": "1"}
     path.write_bytes(text.encode().replace(b"\n", b"\n\xfe\xfa", 1))
-    error = read_error(tmp_path)
-    assert "0xfe" in error.what
-    assert error.where["line"] == "2"
+    assert read_error(tmp_path).what == "u.user is not utf-8 text (line 2)"
 
 
 def test_load_prefers_the_download_to_synthetic_ratings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,27 @@ GENRES = (
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
 )  # fmt: skip
 
-LARGEST_ID = 10_000_000
 LARGEST_FILE = 1 << 28
-_MOST_DIGITS = 18
+_ID = "([1-9][0-9]{0,6})"
+_FORMS = {
+    "u.data": (
+        "ascii",
+        rf"{_ID}\t{_ID}\t([1-5])\t([0-9]{{1,12}})",
+        "user, item, a rating of 1 to 5, time, with tabs",
+    ),
+    "u.item": ("latin-1", rf"{_ID}(?:\|[^|]*){{4}}((?:\|[01]){{{len(GENRES)}}})", "24 columns, the last 19 of 0 or 1"),
+    "u.user": (
+        "utf-8",
+        rf"{_ID}\|([0-9]{{1,2}}|1[0-4][0-9]|150)\|([MF])\|([^|]*[^|\s][^|]*)\|[^|]*",
+        "id, age, M or F, occupation and zip code, with |",
+    ),
+}
+"""Encoding of each file, and what its lines are: a regular expression, and in words."""
 _GENRES_USED = 12
 _LIKED_FROM = 4
 _CUT_OFF = f"the file looks cut off; fetch it again: recperf data get {NAME}"
 
 Ints = NDArray[np.int64]
-Columns = tuple[Callable[[str], Any], ...]
-"""How the text in each column of a file is parsed; a parser raises ValueError with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,10 +137,9 @@ def read(folder: Path) -> MovieLens:
         )
     contents = {file: _read_file(folder / file) for file in FILES}
     digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
-    items = _parse(folder / "u.item", contents["u.item"], "latin-1", "|", _ITEM_COLUMNS)
-    people = _parse(folder / "u.user", contents["u.user"], "utf-8", "|", _USER_COLUMNS)
     ratings = _parse_ratings(folder / "u.data", contents["u.data"])
-    known = {"item": np.array([row[0] for row in items]), "user": np.array([row[0] for row in people])}
+    items, people = (_parse(folder / file, contents[file]) for file in ("u.item", "u.user"))
+    known = {"item": np.array([int(row[0]) for row in items]), "user": np.array([int(row[0]) for row in people])}
     for kind, ids in known.items():
         repeated = np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])
         _refuse(folder / f"u.{kind}", f"{kind} id", ids, repeated, f"{kind} id came before")
@@ -139,9 +149,11 @@ def read(folder: Path) -> MovieLens:
         _refuse(folder / "u.data", kind, ids, strangers, f"{kind} is not in u.{kind}", more, fix)
     occupations = tuple(sorted({row[3] for row in people}))
     by_user = np.zeros((3, int(known["user"].max()) + 1), dtype=np.int64)
-    by_user[:, known["user"]] = np.array([(age, sex, 1 + occupations.index(name)) for _, age, sex, name, _ in people]).T
+    by_user[:, known["user"]] = np.array(
+        [(int(age), gender == "F", 1 + occupations.index(name)) for _, age, gender, name in people]
+    ).T
     genres = np.zeros((int(known["item"].max()) + 1, len(GENRES)), dtype=np.uint8)
-    genres[known["item"]] = [row[-len(GENRES) :] for row in items]
+    genres[known["item"]] = [[int(flag) for flag in flags[1::2]] for _, flags in items]
     return MovieLens(
         name=NAME if digests == PUBLISHED_SHA256 else "movielens (local files)",
         synthetic=False,
@@ -183,77 +195,21 @@ def _fault(path: Path, line: int, what: str, fix: str | None = None) -> DataErro
     return DataError(what, where={"file": path, "line": line}, fix=advice)
 
 
-def _lines(path: Path, content: bytes, encoding: str) -> list[str]:
-    """The lines of a file, without blank lines at its end."""
-    wrong, how = content.find(b"\0"), "NUL bytes"
+def _parse(path: Path, content: bytes) -> list[tuple[str, ...]]:
+    """The columns of every line that are used; on errors say how many lines are wrong, and why the first is."""
+    encoding, form, words = _FORMS[path.name]
     try:
-        text = content.decode(encoding)
+        lines = content.decode(encoding).replace("\r\n", "\n").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
-        wrong, how = error.start, f"bytes like {content[error.start]:#04x}"
-    if content.startswith((b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")):
-        wrong, how = 0, "a byte-order mark"
-    if wrong >= 0:
-        line = content.count(b"\n", 0, wrong) + 1
-        fix = f"save {path.name} as plain {encoding} text without a byte-order mark, or fetch the published files"
-        raise _fault(path, line, f"{path.name} holds {how} (line {line}), so it is not plain {encoding} text", fix)
-    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
-
-
-def _number(name: str, low: int, high: int) -> Callable[[str], int]:
-    """A parser of whole numbers from low to high."""
-
-    def parse(text: str) -> int:
-        digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit()):
-            raise ValueError(f"{name} {text[:40]!r} is not a whole number")
-        if len(digits) > _MOST_DIGITS or not low <= int(text) <= high:
-            raise ValueError(f"{name} {text[:40]} is outside {low} to {high}")
-        return int(text)
-
-    return parse
-
-
-def _flag(name: str, no: str, yes: str) -> Callable[[str], int]:
-    """A parser of two values, as 0 and 1."""
-
-    def parse(text: str) -> int:
-        if text not in (no, yes):
-            raise ValueError(f"{name} {text[:40]!r} is not {no} or {yes}")
-        return int(text == yes)
-
-    return parse
-
-
-def _occupation(text: str) -> str:
-    if not text.strip():
-        raise ValueError("occupation is empty")
-    return text
-
-
-_USER, _ITEM = _number("user id", 1, LARGEST_ID), _number("item id", 1, LARGEST_ID)
-_RATING_COLUMNS: Columns = (_USER, _ITEM, _number("rating", 1, 5), _number("time", 0, 10**12))
-_USER_COLUMNS: Columns = (_USER, _number("age", 0, 150), _flag("gender", "M", "F"), _occupation, str)
-_ITEM_COLUMNS: Columns = (_ITEM, str, str, str, str, *(_flag(f"flag of genre {name}", "0", "1") for name in GENRES))
-
-
-def _parse(path: Path, content: bytes, encoding: str, separator: str, columns: Columns) -> list[list[Any]]:
-    """Parse every line; on errors say how many lines are wrong, and why the first is."""
-    lines = _lines(path, content, encoding)
-    rows: list[list[Any]] = []
-    faults: list[tuple[int, str]] = []
-    for number, line in enumerate(lines, start=1):
-        cells = line.split(separator)
-        try:
-            if len(cells) != len(columns):
-                raise ValueError(f"{len(cells) if line else 0} columns where {len(columns)} are expected")
-            rows.append([parse(cell) for parse, cell in zip(columns, cells)])
-        except ValueError as error:
-            faults.append((number, str(error)))
-    if faults:
-        line_number, reason = faults[0]
-        what = f"{path.name} has {_rows(len(faults))} at fault (first: line {line_number}, {reason})"
-        raise _fault(path, line_number, what, _CUT_OFF if line_number == len(lines) and "columns" in reason else None)
-    return rows
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _fault(path, line, f"{path.name} is not {encoding} text (line {line})") from None
+    rows = [re.fullmatch(form, line) for line in lines]
+    wrong = [number for number, row in enumerate(rows, start=1) if row is None]
+    if wrong:
+        first = f"line {wrong[0]}, {lines[wrong[0] - 1][:60]!r} is not {words}"
+        what = f"{path.name} has {_rows(len(wrong))} at fault (first: {first})"
+        raise _fault(path, wrong[0], what, _CUT_OFF if wrong == [len(lines)] else None)
+    return [row.groups() for row in rows if row]
 
 
 def _rows(count: int) -> str:
@@ -270,7 +226,7 @@ def _refuse(path: Path, kind: str, ids: Ints, wrong: Ints, why: str, more: str =
 
 def _parse_ratings(path: Path, content: bytes) -> Ints:
     """Parse u.data to an array [4, ratings]."""
-    ratings = np.array(_parse(path, content, "ascii", "\t", _RATING_COLUMNS), dtype=np.int64).T
+    ratings = np.array(_parse(path, content)).astype(np.int64).T
     times = ratings[3]
     # A file truncated inside its last number still parses, but that number has fewer digits than all others.
     if not content.endswith(b"\n") and len(times) > 1 and len(str(times[-1])) < len(str(times[:-1].min())):
