@@ -1,10 +1,10 @@
-"""recperf data ACTION NAME: each family of datasets has a module with its options and actions."""
+"""recperf data ACTION NAME: an action has the same options for every dataset; its kind decides who performs it."""
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import tyro
 from ... import workloads
 from ...data import datasets
 from ...errors import DataError, UsageError, did_you_mean
+from ...jsonfile import as_json
 from ...units import size
-from ..parse import SWITCHES, OutputOptions, choose_action, parse
+from ..parse import OutputOptions, choose_action, parse
 from ..terminal import Terminal, conclude, print_json, print_text
-from .output import count_of, progress_bars
+from .output import count_of, print_facts, progress_bars
 
 ACTIONS = {
     "list": "list the datasets on this machine, with the command that trains on each",
@@ -37,36 +38,63 @@ names: movielens-100k (real), movielens-like (synthetic), yambda-50m, yambda-500
   recperf data import FILE --name NAME             your own events: who took what, and when
   recperf data import FILE --clicks --name NAME    your own clicks: rows with a label
   recperf data check FOLDER --sums FILE            files against a list of SHA-256 sums
-  recperf data ACTION NAME --help    options of an action"""
+  recperf data ACTION --help    options of an action"""
+SYNTHETIC = ("movielens-like", "yambda-like")
 
-FAMILY = {name: kind for name, (kind, _) in datasets.BUILT_IN.items()}
-"""The kind of every dataset that recperf knows, which is the name of the module with its actions."""
-NAMED_BY = {
-    "get": ("movielens-100k", "yambda-50m", "yambda-500m", "yambda-5b"),
-    "check": tuple(FAMILY),
-    "make": ("yambda-like",),
-    "info": tuple(FAMILY),
-}
-"""Actions of several families, each with its own options: the datasets that have them."""
-WITHOUT_NAME = """usage: recperf data {action} NAME [OPTIONS]
 
-{text}.
+@dataclass(frozen=True, kw_only=True)
+class Get(OutputOptions):
+    name: tyro.conf.Positional[str]
+    """Dataset: movielens-100k, yambda-50m, yambda-500m or yambda-5b."""
 
-names: {names}
-  recperf data {action} NAME --help    options, which differ between datasets"""
-IMPORT = {
-    "events": """Import your own events: a log of who took what, and when. FILE comes right after import.
 
-With --clicks rows with a label are imported instead: recperf data import FILE --clicks --label COLUMN. Its options:
-recperf data import --clicks --help.""",
-    "clicks": """Import your own clicks: rows with a label. FILE comes right after import, or after --clicks.
+@dataclass(frozen=True, kw_only=True)
+class Stored(OutputOptions):
+    name: tyro.conf.Positional[str]
+    """Dataset: movielens-100k, movielens-like, yambda-50m, yambda-500m, yambda-5b, yambda-like, or one you imported."""
+    path: Path | None = None
+    """Folder of the dataset; default: in the cache folder."""
 
-Without --clicks a log of events is imported: recperf data import FILE. Its options: recperf data import --help.""",
-}
-"""Description of each kind of import."""
-_SWITCHES = (
-    *SWITCHES, *(f"--{no}{name}" for no in ("", "no-") for name in ("json", "quiet", "gzip"))
-)  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Stored):
+    sums: Path | None = None
+    """List of SHA-256 sums, as sha256sum writes it, of the files in the folder that is given in place of a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info(Stored):
+    min_history: int | None = None
+    """Of events: minimum number of a user's events before an anchor; default: 4086, or 100 if most users have fewer."""
+    window_seconds: int = 86_400
+    """Of events: length of a time window in seconds."""
+    seed: int = 7
+    """Of movielens-like: seed of the synthetic data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Make(OutputOptions):
+    name: tyro.conf.Positional[str]
+    """Dataset: yambda-like."""
+    path: Path
+    """Folder to write; existing files are not changed."""
+    events: int | None = None
+    """Approximate number of events; default: that of the embedded dataset, about 300,000."""
+    seed: int = 7
+    """Seed of the synthetic data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare(OutputOptions):
+    name: tyro.conf.Positional[str]
+    """Dataset: yambda-50m, yambda-500m or yambda-5b."""
+    path: Path | None = None
+    """Folder of the raw files; default: what `recperf data get` downloaded."""
+    store: Path | None = None
+    """Folder of the event store; default: in the cache folder."""
+
+
+OPTIONS: dict[str, Any] = {"get": Get, "check": Check, "info": Info, "make": Make, "prepare": Prepare}
 
 
 def command(arguments: list[str]) -> int:
@@ -75,57 +103,123 @@ def command(arguments: list[str]) -> int:
         return 0
     if action == "list":
         return list_datasets(arguments[1:])
-    if action == "check" and any(argument.partition("=")[0] == "--sums" for argument in arguments):
-        return check_list(arguments[1:])
-    if action in NAMED_BY and _named(arguments[1:]) is None:
-        names = ", ".join(NAMED_BY[action])
-        if not SWITCHES & set(arguments):
-            raise UsageError(f"data {action} needs the name of a dataset", fix=f"recperf data {action} NAME: {names}")
-        own = "" if action in ("get", "make") else ",\n       or the name of a dataset you imported"
-        print_text(WITHOUT_NAME.format(action=action, text=ACTIONS[action], names=names + own))
-        return 0
-    kind = _kind(action, arguments[1:])
     if action == "import":
-        arguments = ["import", *_with_file(arguments[1:])]
-    family = import_module(f".{kind}", __name__)
-    if action not in family.OPTIONS:
-        name = _named(arguments[1:])
-        raise UsageError(f"there is nothing to {action} for {name}", fix=f"recperf data info {name}")
-    options: Any = parse(
-        family.OPTIONS[action],
-        arguments[1:],
-        prog=f"recperf data {action}",
-        description=IMPORT[kind] if action == "import" else ACTIONS[action] + ".",
-    )
-    if action == "import" and options.store is None:
-        datasets.refuse_other_kind(options.name, kind)
+        from .imports import import_file
+
+        return import_file(arguments[1:])
+    prog, description = f"recperf data {action}", ACTIONS[action] + "."
+    if len(arguments) == 1:
+        raise UsageError(f"data {action} needs the name of a dataset", fix=f"{prog} --help")
+    options: Any = parse(OPTIONS[action], arguments[1:], prog=prog, description=description)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    facts = family.perform(action, options, terminal)
-    if action == "import":
-        name = options.name if options.store is None else facts["folder"]
-        model = "dlrm" if kind == "clicks" else "hstu" if options.sequences else "dlrm-v4"
-        facts["next"] = f"recperf run {model} --data {shlex.quote(name)}"
+    with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
+        if action == "check" and options.sums is not None:
+            return _check_sums(options, bar("comparing", "bytes"), terminal)
+        facts = PERFORM[action](options, _kind(options.name), bar, terminal)
     if options.json:
         print_json(facts)
     else:
-        family.say(facts, terminal)
+        _say(as_json(facts), terminal)
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckSums(OutputOptions):
-    path: tyro.conf.Positional[Path]
-    """Folder of the files."""
-    sums: Path
-    """List of SHA-256 sums with paths below the folder, as sha256sum writes it."""
+def _kind(name: str) -> str:
+    """The kind of the dataset of a name: movielens, events or clicks."""
+    kinds = {name: kind for name, (kind, _) in datasets.BUILT_IN.items()}
+    kinds |= {dataset.name: dataset.kind for dataset in datasets.imported()}
+    if name not in kinds:
+        raise UsageError(f"unknown dataset {name!r}{did_you_mean(name, kinds)}", fix=f"one of: {', '.join(kinds)}")
+    return kinds[name]
 
 
-def check_list(arguments: list[str]) -> int:
-    description = "Compare the files of a folder with a list of SHA-256 sums."
-    options = parse(CheckSums, arguments, prog="recperf data check", description=description)
-    terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    with progress_bars(terminal, resumable=False) as bar:
-        sums = datasets.check_sums(options.path, options.sums, bar("comparing", "bytes"))
+def _get(options: Get, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+    name = options.name
+    if name in SYNTHETIC or name not in datasets.BUILT_IN:
+        raise UsageError(f"there is nothing to download for {name}", fix=f"recperf data info {name}")
+    if kind == "movielens":
+        from ...data import catalogue
+
+        return catalogue.get(name, say=terminal.say)
+    from ...data.yambda import download
+
+    return {"name": name, **download.get(name.removeprefix("yambda-"), say=terminal.say, bars=terminal.live)}
+
+
+def _check(options: Check, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+    if kind == "movielens":
+        from ...data import catalogue
+
+        return catalogue.check(options.name, path=options.path)
+    if kind == "clicks":
+        from ...data.click_store import encode
+
+        return encode.check(_folder(options))
+    from ...data.yambda import catalogue as events
+
+    return events.check(options.name, path=options.path, progress=bar, say=terminal.say)
+
+
+def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+    if kind == "movielens":
+        from ...data import catalogue
+
+        return catalogue.info(options.name, path=options.path, seed=options.seed)
+    if kind == "clicks":
+        from ...data.click_store import encode
+
+        return encode.info(_folder(options))
+    from ...data.yambda import catalogue as events
+
+    store = events.find(options.name, path=options.path, say=terminal.say)
+    return events.describe(store, seconds=options.window_seconds, min_history=options.min_history)
+
+
+def _folder(options: Stored) -> Path:
+    folder = options.path or datasets.find(options.name).folder
+    assert folder is not None
+    return folder
+
+
+def _make(options: Make, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+    from ...data.yambda import catalogue
+    from ...data.yambda.yambda_like import NAME, YambdaLike, of_size
+
+    if options.name != NAME:
+        raise UsageError(f"{options.name} cannot be generated; {NAME} can", fix=f"recperf data info {options.name}")
+    config = YambdaLike(seed=options.seed) if options.events is None else of_size(options.events, seed=options.seed)
+    return catalogue.make(config, path=options.path, progress=bar("generating"))
+
+
+def _prepare(options: Prepare, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+    from ...data.yambda import catalogue
+
+    if kind != "events":
+        what = f"{options.name} is not raw listening events; only those are prepared"
+        raise UsageError(what, fix="recperf data prepare yambda-50m --path FOLDER")
+    return catalogue.prepare(options.name, path=options.path, store=options.store, progress=bar)
+
+
+PERFORM: dict[str, Any] = {"get": _get, "check": _check, "info": _info, "make": _make, "prepare": _prepare}
+
+
+def _say(facts: dict[str, Any], terminal: Terminal) -> None:
+    """Print facts line by line; those of columns and of parts of a dataset by their own names."""
+    if isinstance(facts.get("columns"), dict) and "label_column" in facts:
+        facts |= facts.pop("columns")
+    if "days_of_events" in facts:
+        del facts["first_time"], facts["last_time"]
+        for name in ("first_anchor", "last_anchor"):
+            if (end := facts["windows"][name]) is not None:
+                facts["windows"][name] = datetime.fromtimestamp(end, UTC).date().isoformat()
+    for part in ("raw", "store"):
+        if isinstance(facts.get(part), dict):
+            facts |= {f"{part}_{name}": value for name, value in facts.pop(part).items()}
+    print_facts(facts, terminal)
+
+
+def _check_sums(options: Check, progress: Callable[..., None], terminal: Terminal) -> int:
+    assert options.sums is not None
+    sums = datasets.check_sums(Path(options.name), options.sums, progress)
     faults = {"missing": sums.missing, "differing": sums.differing, "extra": sums.extra}
     for how, names in faults.items():
         for name in names:
@@ -166,49 +260,3 @@ def _describe(dataset: datasets.Dataset) -> dict[str, Any]:
         rows, able, train = None, [], error.what
     facts = {"name": dataset.name, "kind": dataset.kind, "rows": rows, "bytes": dataset.bytes, "train": train}
     return facts | {"workloads": able, "folder": str(dataset.folder) if dataset.folder else None}
-
-
-def _with_file(arguments: list[str]) -> list[str]:
-    """The arguments of an import with the file as the value of --clicks or --events, wherever it stands."""
-    is_clicks = any(argument.partition("=")[0] == "--clicks" for argument in arguments)
-    flag = "--clicks" if is_clicks else "--events"
-    if any(argument.startswith(f"{flag}=") for argument in arguments):
-        return arguments
-    following = arguments[arguments.index(flag) + 1 :][:1] if flag in arguments else []
-    value = next((argument for argument in following if not argument.startswith("-")), None)
-    # Only the first argument: further on it could be one of several values of an option.
-    if arguments and not arguments[0].startswith("-"):
-        if value is not None:
-            raise UsageError(f"two files: {arguments[0]} and {value}", fix="import them one by one")
-        return [flag, arguments[0], *(argument for argument in arguments[1:] if argument != flag)]
-    if value is not None or SWITCHES & set(arguments):
-        return arguments if value is not None else [argument for argument in arguments if argument != "--clicks"]
-    what = "data import needs a file, right after import"
-    raise UsageError(what, fix=f"recperf data import FILE{' --clicks' * is_clicks} --name NAME")
-
-
-def _kind(action: str, arguments: list[str]) -> str:
-    """The kind of the dataset named on the command line."""
-    if action == "import":
-        return "clicks" if any(argument.partition("=")[0] == "--clicks" for argument in arguments) else "events"
-    name = _named(arguments)
-    if name is None:
-        return "events"
-    imported = {dataset.name: dataset.kind for dataset in datasets.imported()}
-    kind = FAMILY.get(name) or imported.get(name)
-    if kind is None:
-        known = [*FAMILY, *imported]
-        raise UsageError(f"unknown dataset {name!r}{did_you_mean(name, known)}", fix=f"one of: {', '.join(known)}")
-    if action == "prepare" and kind != "events":
-        what = f"{name} is not raw listening events; only those are prepared"
-        raise UsageError(what, fix="recperf data prepare yambda-50m --path FOLDER")
-    return kind
-
-
-def _named(arguments: list[str]) -> str | None:
-    """The first argument that is neither an option nor the value of one."""
-    before = ["", *arguments]
-    for argument, last in zip(arguments, before):
-        if not argument.startswith("-") and (not last.startswith("-") or "=" in last or last in _SWITCHES):
-            return argument
-    return None

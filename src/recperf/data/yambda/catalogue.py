@@ -156,16 +156,14 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     return open_store(folder)
 
 
-def usual_history(store: EventStore) -> int:
-    """The default history length: the benchmark's, or 100 if fewer than a tenth of the users have so many events."""
-    full = HistoryConfig().length
-    enough = int((np.diff(store.user_first_U1) > full).sum())
-    return full if enough * 10 >= store.users else 100
-
-
-def describe(store: EventStore, windows: WindowConfig) -> dict[str, object]:
-    """Everything that `data info` prints."""
+def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Facts:
+    """Everything that `data info` prints. Without a minimum of histories it is that of the benchmark, or 100 if fewer
+    than a tenth of the users have so many events."""
     manifest, lengths_U = store.manifest, np.diff(store.user_first_U1)
+    if min_history is None:
+        full = HistoryConfig().length
+        min_history = full if int((lengths_U > full).sum()) * 10 >= store.users else 100
+    windows = WindowConfig(seconds=seconds, min_history=min_history)
     # Events are sorted by time, so that only the first and last of each user are read.
     first = int(store.times_E[store.user_first_U1[:-1]].min())
     last = int(store.times_E[store.user_first_U1[1:] - 1].max())
