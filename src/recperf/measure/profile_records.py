@@ -83,12 +83,10 @@ class TracedPart(Struct):
     name: str
     calls: Number
     host_ms: Number
-    """Without inner ones; of a module forward."""
+    """Without inner ones."""
     total_ms: Number
     device_ms: Number | None
     kernels: Number
-    backward_ms: Number = 0.0
-    """Of a module."""
 
 
 class RankTimes(Struct):

@@ -159,7 +159,7 @@ def test_regions_of_a_program_nest_and_its_optimizer_ends_the_steps() -> None:
     assert operators(events)["aten::mm"].part == "forward/encode"
 
 
-def test_the_backward_pass_belongs_to_the_region_that_waits_and_to_its_module() -> None:
+def test_modules_are_regions_and_the_backward_pass_belongs_to_the_one_that_waits() -> None:
     def frame(name: str, start: float, length: float) -> dict[str, Any]:
         return {**made.around(name, start, length), "cat": "python_function"}
 
@@ -168,20 +168,18 @@ def test_the_backward_pass_belongs_to_the_region_that_waits_and_to_its_module() 
             made.around("ProfilerStep#0", 0, 200),
             frame("nn.Module: Net_0", 0, 50),
             frame("nn.Module: Linear_0", 10, 30),
-            made.op("aten::addmm", 12, 20, **{"Sequence number": 7}),
+            made.op("aten::addmm", 12, 20),
             made.around("backward", 60, 100),
-            made.op("autograd::engine::evaluate_function: A", 70, 40, thread=made.BACKWARD, **{"Sequence number": 7}),
+            made.op("autograd::engine::evaluate_function: A", 70, 40, thread=made.BACKWARD),
             made.call("cudaLaunchKernel", 75, 5, 1, thread=made.BACKWARD),
             made.kernel("k", 90, 30, 1),
         ]
     )
     assert analysis.kernels.rows[0].part == "backward"
-    modules = by_name(analysis.modules)
-    assert {name: row.host_ms for name, row in modules.items()} == pytest.approx(
-        {"Net_0": 0.020, "Net_0/Linear_0": 0.030}
-    )
-    linear = modules["Net_0/Linear_0"]
-    assert (linear.backward_ms, linear.device_ms) == (pytest.approx(0.040), pytest.approx(0.030))
+    parts = by_name(analysis.parts)
+    times = {"Net_0": 0.020, "Net_0/Linear_0": 0.030, "backward": 0.100, "other": 0.050}
+    assert {name: row.host_ms for name, row in parts.items()} == pytest.approx(times)
+    assert parts["backward"].device_ms == pytest.approx(0.030)
 
 
 def test_collectives_are_exposed_where_nothing_else_runs() -> None:

@@ -25,7 +25,7 @@ from .idle import collectives, communication, idle, transfers
 from .nesting import SMALL_US, Nesting, TracedSteps, merged, per_step
 from .read import MERGED, Trace, facts_in, grouped, rank_in, read
 from .records import ComparedRanks, RankFacts, StepTables, TracedCollective, TracedRank, TraceFacts
-from .regions import OTHER, modules, parts, timings
+from .regions import OTHER, parts, timings
 
 NO_DEVICE = "no device in this trace"
 NO_WORK = "the steps launched no device work"
@@ -46,7 +46,6 @@ def analyse(
         **asdict(facts or TraceFacts()),
         window=window.summary(),
         parts=parts(nesting, window),
-        modules=modules(trace, nesting, window),
         communication=communication(trace, nesting, window),
         kernels=Kernels(missing=missing) if missing else _kernels(nesting, window),
         idle=Idle(missing=missing) if missing else idle(trace, nesting, window),

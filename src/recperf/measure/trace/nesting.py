@@ -32,7 +32,7 @@ class Nesting:
     """Host events ordered by thread and time, each with the event that encloses it.
 
     Parts are the ranges of recperf's spans. A trace without them was recorded by another program: then
-    every `record_function` region is a part, named after the regions around it: `train/forward`.
+    every `record_function` region and every module is a part, named after those around it: `train/Net_0/Linear_1`.
     """
 
     def __init__(self, trace: Trace) -> None:

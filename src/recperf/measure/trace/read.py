@@ -43,6 +43,8 @@ OWN_RANGES = "recperf."
 """Begins the names of the ranges that recperf records."""
 STEP = "recperf.step"
 PART = "recperf.part."
+MODULE_OF_TORCH = "nn.Module: "
+"""Begins the frame that torch records around the forward pass of a module, where it records stacks."""
 ABOUT = "recperf"
 """Field of the header in which recperf writes rank, run and host."""
 MERGED = "merged"
@@ -312,6 +314,9 @@ def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: floa
     sequence = whole_of(args.get("Sequence number"))
     into = trace.python if kind == "python" else trace.host
     into.append(Host(kind, name, start, end, thread, correlation, external, shapes, sequence))
+    if kind == "python" and name.startswith(MODULE_OF_TORCH):
+        module = texts[name.removeprefix(MODULE_OF_TORCH)]
+        trace.host.append(Host("range", module, start, end, thread, None, None, None))
 
 
 def _shapes(name: str, args: dict[str, Any], texts: _Texts) -> Shapes | None:

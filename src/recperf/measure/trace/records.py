@@ -64,7 +64,6 @@ class StepTables(TraceFacts, kw_only=True):
 
     window: Window
     parts: list[TracedPart]
-    modules: list[TracedPart] | Missing
     communication: TracedCommunication
     kernels: Kernels
     idle: Idle

@@ -1,4 +1,4 @@
-"""Parts of traced steps: named regions, modules, and places in the user's program. Torch-free.
+"""Parts of traced steps, which are named regions and modules, and places in the user's program. Torch-free.
 
 Modules and places come from the Python stacks of a trace (with_stack=True). The profiler records the line at which a
 function begins, not the one that it executes.
@@ -9,17 +9,15 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from ..places import LIBRARY, USER, Frame, Stack, place_in, surrounding
-from ..profile_records import Missing, TracedPart
+from ..profile_records import TracedPart
 from ..records import Place
 from .nesting import NONE, Cover, Innermost, Nesting, TracedSteps, per_step
 from .read import Host, Trace, grouped, summed
 
 OTHER = "other"
-_MODULE = "nn.Module: "
-_BACKWARD = "autograd::"
 LIBRARIES = re.compile(
     "accelerate|datasets|deepctr_torch|deepspeed|einops|fbgemm_gpu|ignite|joblib|keras|lightning|lightning_fabric|"
     "matplotlib|numpy|pandas|PIL|polars|pyarrow|pytorch_lightning|recbole|scipy|sklearn|tensorflow|timm|tokenizers|"
@@ -34,17 +32,10 @@ _RUNS_BACKWARD = "_engine_run_backward"
 
 
 class _Rows(dict[str, TracedPart]):
-    """Times of regions or modules in us, by name."""
+    """Times of regions in us, by name."""
 
     def __missing__(self, name: str) -> TracedPart:
-        return self.setdefault(name, TracedPart(name, 0, 0.0, 0.0, 0.0, 0, 0.0))
-
-    def add_work(self, window: TracedSteps, name_of: Callable[[int], str | None]) -> None:
-        """Add device work to the row of the event that launched it."""
-        for work in window.work:
-            row = self[name_of(window.nesting.origin(work)) or OTHER]
-            row.device_ms = (row.device_ms or 0.0) + work.end - work.start
-            row.kernels += work.kind == "kernel"
+        return self.setdefault(name, TracedPart(name, 0, 0.0, 0.0, 0.0, 0))
 
     def per_step(self, window: TracedSteps) -> list[TracedPart]:
         """Rows in ms per step in the order in which they were met, but inner regions (`outer/inner`) right after their
@@ -59,9 +50,7 @@ class _Rows(dict[str, TracedPart]):
         scale = 1e3 * window.count
         for row in self.values():
             row.calls, row.kernels = (per_step(int(count), window.count) for count in (row.calls, row.kernels))
-            row.host_ms, row.total_ms, row.backward_ms = (
-                us / scale for us in (row.host_ms, row.total_ms, row.backward_ms)
-            )
+            row.host_ms, row.total_ms = row.host_ms / scale, row.total_ms / scale
             row.device_ms = (row.device_ms or 0.0) / scale if window.work else None
         return [self[name] for name in sorted(order, key=lambda name: (name == OTHER, key(name)))]
 
@@ -78,7 +67,10 @@ def parts(nesting: Nesting, window: TracedSteps) -> list[TracedPart]:
         around.host_ms -= length
         other.total_ms -= length if outer == NONE else 0.0
         row.total_ms += length if around is not row else 0.0
-    rows.add_work(window, nesting.part_of)
+    for work in window.work:
+        row = rows[nesting.part_of(nesting.origin(work)) or OTHER]
+        row.device_ms = (row.device_ms or 0.0) + work.end - work.start
+        row.kernels += work.kind == "kernel"
     return rows.per_step(window)
 
 
@@ -91,70 +83,6 @@ def _regions(nesting: Nesting, window: TracedSteps) -> Iterable[tuple[int, int, 
             outer = nesting.region[above] if above != NONE else NONE
             inside.add(index)
             yield index, outer if outer in inside else NONE, event.end - event.start
-
-
-class Modules:
-    """The frames of `torch.nn.Module` that the profiler records with stacks, and the module of every operator."""
-
-    def __init__(self, trace: Trace, nesting: Nesting) -> None:
-        self.nesting = nesting
-        named = (frame for frame in trace.python if frame.name.startswith(_MODULE))
-        frames = grouped(named, lambda frame: frame.thread)
-        self.frames = {thread: Innermost(own, nesting.rounding) for thread, own in frames.items()}
-        self.paths: defaultdict[str, list[str]] = defaultdict(list)
-        for thread, own in self.frames.items():
-            paths = self.paths[thread]
-            for frame, above in zip(own.events, own.parent):
-                name = frame.name.removeprefix(_MODULE)
-                paths.append(name if above == NONE else f"{paths[above]}/{name}")
-        self._forward: dict[int, int] = {}
-        """The operator of the forward pass by its sequence number; of several the innermost, which comes last."""
-        for index, event in enumerate(nesting.events if self.frames else ()):
-            if event.sequence is not None and event.kind == "op" and self.backward(index) == NONE:
-                self._forward[event.sequence] = index
-
-    def backward(self, index: int) -> int:
-        """The operator of autograd around an event, as an index, or NONE."""
-        top = self.nesting.outermost(index, "op")
-        return top if top != NONE and self.nesting.events[top].name.startswith(_BACKWARD) else NONE
-
-    def of(self, index: int) -> str | None:
-        """The module that an event belongs to: around it, or for the backward pass, that of the forward operator."""
-        if index == NONE or not self.frames:
-            return None
-        top = self.backward(index)
-        if top != NONE:
-            sequence = self.nesting.events[top].sequence
-            index = NONE if sequence is None else self._forward.get(sequence, NONE)
-            if index == NONE:
-                return None
-        event = self.nesting.events[index]
-        if event.thread not in self.frames:
-            return None
-        at = self.frames[event.thread].index(event.start)
-        return None if at == NONE else self.paths[event.thread][at]
-
-
-def modules(trace: Trace, nesting: Nesting, window: TracedSteps) -> list[TracedPart] | Missing:
-    """Time of every module on the host, forward (with and without inner modules) and backward, and on the device."""
-    known, rows = Modules(trace, nesting), _Rows()
-    if not known.frames:
-        return Missing("the trace has no modules; with_stack=True records them")
-    for thread, frames in known.frames.items():
-        for frame, above, path in zip(frames.events, frames.parent, known.paths[thread]):
-            if window.holds(frame.start):
-                length = frame.end - frame.start
-                rows[path].calls += 1
-                rows[path].host_ms += length
-                rows[path].total_ms += length
-                if above != NONE:
-                    rows[known.paths[thread][above]].host_ms -= length
-    for index, event in enumerate(nesting.events):
-        if event.kind == "op" and window.holds(event.start) and known.backward(index) == index:
-            rows[known.of(index) or OTHER].backward_ms += event.end - event.start
-    rows.add_work(window, known.of)
-    rows.pop(OTHER, None)
-    return rows.per_step(window)
 
 
 def timings(nesting: Nesting, window: TracedSteps) -> dict[str, dict[str, list[float]]]:

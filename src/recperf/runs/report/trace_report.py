@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ...measure.limits import ranks_sentence
-from ...measure.profile_records import TracedPart
 from ...measure.trace.records import ComparedRanks, TraceAnalysis, TraceLimit
 from . import formats as fmt
 from . import profile_report as device
@@ -80,8 +79,7 @@ def _sections(analysis: TraceAnalysis) -> tuple[list[Section], dict[str, list[st
         ("limits", "What limits the step", "limit", _limit),
         ("advice", "What to change", "limit", lambda limit: step_sections.advice_blocks(limit.advice)),
         ("shares", "Where the time goes", "limit", _shares),
-        ("parts", "Regions", "parts", lambda _: _parts(analysis)),
-        ("modules", "Modules", "modules", _modules),
+        ("parts", "Regions and modules", "parts", lambda _: _parts(analysis)),
         ("operators", "Operators", "limit", lambda limit: step_sections.operator_blocks(limit.operators)),
         ("kernels", "Kernels", "kernels", lambda kernels: device.kernels(kernels, analysis.window.wall_ms)),
         ("idle", "Device idle", "idle", device.idle),
@@ -120,7 +118,10 @@ def _parts(analysis: TraceAnalysis) -> list[Block]:
     rows, step = analysis.parts, analysis.window.host_ms or 1.0
     if len(rows) < 2:
         return [
-            Text("The trace has no regions: torch.profiler.record_function(name) around a piece of code makes one.")
+            Text(
+                "The trace has no regions: torch.profiler.record_function(name) around a piece of code makes one, and "
+                "with_stack=True records modules."
+            )
         ]
     columns: Columns = {
         "region": _nested,
@@ -136,19 +137,6 @@ def _parts(analysis: TraceAnalysis) -> list[Block]:
         "Per step, in the thread of the steps. Device work belongs to the region that launched it; the backward pass "
         "to the region that waits for it."
     )
-    return [table_of(rows, columns, note, top=NESTED)]
-
-
-def _modules(rows: list[TracedPart]) -> list[Block]:
-    columns: Columns = {
-        "module": _nested,
-        "forward, host": lambda row: fmt.time(row.total_ms),
-        "without inner": lambda row: fmt.time(row.host_ms),
-        "backward, host": lambda row: fmt.time(row.backward_ms),
-    }
-    if any(row.device_ms is not None for row in rows):
-        columns["device"] = lambda row: fmt.time(row.device_ms)
-    note = "Per step. The backward pass belongs to the module whose forward operator it differentiates."
     return [table_of(rows, columns, note, top=NESTED)]
 
 
