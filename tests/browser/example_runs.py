@@ -72,8 +72,7 @@ def profile(
         "warmup": 16,
         "batch_size": 256,
         "step_ms": spread(total),
-        "overhead": {"plain_ms": total * 0.97, "clocked_ms": total, "share": 1 / 0.97 - 1,
-                     "plain": spread(total * 0.97)},
+        "overhead": {"plain_ms": total * 0.97, "clocked_ms": total, "share": 1 / 0.97 - 1},
         "components": [
             {"name": name, "phase": phase(name), "ms": spread(ms), "share": ms / total, "flops": flops.get(name),
              "bytes": 2e7 if name in flops else None}

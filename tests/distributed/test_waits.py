@@ -20,7 +20,7 @@ def rank(came: float, steps: int = 5) -> RankReadings:
         collectives.append([Wait(step + 1, "all_reduce", "reduce", *moments, 4096)])
     waits = round((30.0 - came) * MS)
     reading = (40 * MS, {"data": 40 * MS - waits, "reduce_exchange": waits})
-    return RankReadings([reading] * steps, [39 * MS] * steps, collectives)
+    return RankReadings([reading] * steps, collectives)
 
 
 def test_the_last_rank_to_arrive_is_the_slowest_and_waits_only_for_bytes() -> None:

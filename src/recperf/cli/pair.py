@@ -6,7 +6,7 @@ from ..errors import UsageError
 from ..measure import peaks as ceilings
 from ..measure.profile_records import Pair
 from ..measure.records import Percentiles
-from ..runs.report.formats import measuring_cost, spread, time
+from ..runs.report.formats import spread, time
 from ..units import size
 from .options import WorkloadOptions, choose, read_options
 from .terminal import Terminal, print_json, table
@@ -48,14 +48,12 @@ def as_text(pair: Pair) -> str:
             rows.append(_row(part.name, part.ms, other.ms))
     rows.append(_row("step", pair.hot.step_ms, pair.cold.step_ms))
     touched = ", ".join(f"{name} {size(arm.ids.touched_bytes)}" for name, arm in arms.items())
-    costs = {name: measuring_cost(arm.overhead.share, arm.step_ms) for name, arm in arms.items()}
     return "\n".join(
         [
             "",
             table(rows),
             "",
             f"  rows touched in {pair.hot.steps} steps: {touched}; table {size(pair.cold.ids.working_set_bytes)}",
-            *(f"  measuring costs, {name}: {cost}" for name, cost in costs.items()),
             "",
             pair.verdict,
         ]

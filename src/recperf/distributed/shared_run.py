@@ -106,13 +106,10 @@ class SharedStop:
 class SingleWindow:
     """The window of a single process: there is nobody to wait for."""
 
-    watch = None
+    watch = step = nullcontext
 
     def meet(self) -> None:
         pass
-
-    def step(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def join(self, profile: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
         return profile

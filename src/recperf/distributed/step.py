@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
 
-from ..measure.clocks import step_clock
 from ..measure.cost import FLOAT
 from ..measure.spans import span
 from ..stop import SIGNALS
@@ -232,9 +231,8 @@ class RankStep:
         tables: RankTables | None,
         *,
         table_rate: float,
-        sync: Callable[[], None] | None,
     ) -> None:
-        self.model, self.optimizer, self.reduction, self.sync = model, optimizer, reduction, sync
+        self.model, self.optimizer, self.reduction = model, optimizer, reduction
         self.tables, self.table_rate = tables, table_rate
 
     def __call__(
@@ -261,12 +259,6 @@ class RankStep:
             self.optimizer.step(rate)
         return value, len(batch)
 
-    def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
-        clock = step_clock(self.sync)
-        clock.begin()
-        self(batches, rate)
-        return clock.end()
-
 
 def shared_step(
     model: Model,
@@ -284,4 +276,4 @@ def shared_step(
     world, names = current(), {parameter: name for name, parameter in module.named_parameters()}
     overlap, settings.reasons["overlap"] = world.overlaps(options, settings.threads)
     reduction = Reduction({names[parameter]: parameter for parameter in parameters}, world, overlap=overlap)
-    return RankStep(model, optimizer, reduction, tables, table_rate=table_rate, sync=settings.sync)
+    return RankStep(model, optimizer, reduction, tables, table_rate=table_rate)

@@ -29,7 +29,7 @@ from torch import Tensor, distributed
 
 from ..machine import usable_cores
 from ..measure import spans
-from ..measure.profile import Reading, overhead, spread
+from ..measure.profile import Reading, spread
 from ..measure.profile_records import Collective, Communication, MeasuredRank, StepBudget
 from .ranks import Ranks, host
 
@@ -171,7 +171,6 @@ class RankReadings:
     """What a rank measured in its window."""
 
     clocked: list[Reading]
-    plain: list[int]
     waits: list[list[Wait]]
 
 
@@ -190,17 +189,16 @@ class SharedWindow:
         while self.hosts == 1 and (left := start - monotonic_ns()) > 0:
             sleep(max(0, left - SPIN_NS) / 1e9)
 
-    def join(self, budget: StepBudget, clocked: list[Reading], plain: list[int], *, queued: bool) -> StepBudget:
+    def join(self, budget: StepBudget, clocked: list[Reading], *, queued: bool) -> StepBudget:
         """The window of all ranks: step times are the longest of any rank, parts are those of the slowest rank."""
         world = self.world
-        ranks = world.all_gather(RankReadings(clocked, plain, self.log.steps))
+        ranks = world.all_gather(RankReadings(clocked, self.log.steps))
         communication = summarize(ranks, hosts=self.hosts, queued=queued)
         slowest = world.broadcast(budget, source=communication.slowest)
         walls = np.array([[wall for wall, _ in rank.clocked] for rank in ranks]).max(0).tolist()
-        plain = np.array([rank.plain for rank in ranks]).max(0).tolist()
         if world.device == "cpu":
             communication.sharing = ceiling_shares(world.local_size, slowest.threads, usable_cores())
-        return replace(slowest, step_ms=spread(walls), overhead=overhead(walls, plain), communication=communication)
+        return replace(slowest, step_ms=spread(walls), communication=communication)
 
 
 def ceiling_shares(ranks: int, threads: int, cores: int) -> int:

@@ -19,7 +19,7 @@ from ..measure.measuring import MeasuredSteps, measure_steps
 from ..measure.observing import Observer
 from ..measure.peaks import with_threads
 from ..measure.peaks.records import Peaks
-from ..measure.profile import Reading, Subject
+from ..measure.profile import Subject
 from ..measure.profile_records import Pair, Profile
 from ..measure.records import Advice
 from ..measure.trace.analyse import analyse
@@ -90,13 +90,7 @@ class TrainingSteps(Subject):
         self.is_whole, self.clocked, self.eager = whole is not None, None, None
         if isinstance(whole, GraphStep):
             self.eager = lambda batches: whole.eager(batches, rate)
-        if whole is not None:
-
-            def clocked(batches: Iterator[Any]) -> Reading:
-                with self.ranks.step():
-                    return whole.clocked(batches, rate)
-
-            self.clocked = clocked
+            self.clocked = lambda batches: whole.clocked(batches, rate)
 
     def step(self, batches: Iterator[Any]) -> object:
         return take_step(self.recipe, batches, self.recipe.steps - 1)

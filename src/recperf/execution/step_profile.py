@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from msgspec.structs import asdict
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -29,8 +30,7 @@ from ..errors import UsageError
 from ..jsonfile import as_json
 from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
-from ..measure.advice import Evidence
-from ..measure.advice_rules import advise
+from ..measure.advice_rules import explain
 from ..measure.attribution import attribute
 from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
@@ -40,7 +40,6 @@ from ..measure.observing import SHORT, Observer
 from ..measure.peaks.records import Peaks
 from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
 from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
-from ..measure.rows import place_rows
 from ..runs.step_report import KIND, SCHEMA, Report
 
 Experiments = Callable[[Attribution, Observed], list[Experiment]]
@@ -158,25 +157,18 @@ class Profiler:
         return Report(
             kind=KIND,
             schema=SCHEMA,
-            verdict=verdict,
-            shares=attribution.shares,
+            **asdict(explain(observed, attribution, verdict, ceilings, facts)),
             parts=observed.parts,
-            operators=attribution.operators,
-            places=place_rows(attribution.operators, attribution.shares, observed),
             native=observed.native,
             sampling=observed.sampling,
-            advice=advise(Evidence(observed, attribution.operators, ceilings, facts)),
             program_facts=facts,
             experiments=experiments,
-            step_ms=observed.step_ms,
             waits=observed.waits,
             steps=observed.steps or ObservedSteps(0, 0, 0),
             device=observed.device,
             threads=observed.threads,
             other_work=observed.other_work,
             overhead=observed.overhead or TimingCost(0.0, 0.0),
-            notes=observed.notes,
-            timeline=observed.timeline,
             machine=machine_facts(),
             ceilings=as_json(ceilings),
             own_cpu_s=process_time() - cpu + self.observer.traced_cpu_ns / 1e9,

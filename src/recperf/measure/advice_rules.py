@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from ..units import number
 from .advice import NOTICEABLE, Evidence, best, names
 from .advice import RULES as RULES_OF_THE_HOST
+from .ceilings import Ceilings
 from .program_facts import optimizer_of
-from .records import Advice, OptimizerFacts
+from .records import Advice, Attribution, Explanation, Observed, OptimizerFacts, ProgramFacts, Verdict
+from .rows import place_rows
 from .trace.read import grouped, summed
 
 USED = 0.1
@@ -39,6 +41,22 @@ LOOKUPS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_
 """Operators that read random rows and write none."""
 FAR = 0.3
 """A product below this share of its ceiling has a shape that suits no kernel."""
+
+
+def explain(
+    seen: Observed, attribution: Attribution, verdict: Verdict, ceilings: Ceilings | None, facts: ProgramFacts
+) -> Explanation:
+    """A verdict with its places and advice."""
+    return Explanation(
+        verdict=verdict,
+        shares=attribution.shares,
+        operators=attribution.operators,
+        places=place_rows(attribution.operators, attribution.shares, seen),
+        advice=advise(Evidence(seen, attribution.operators, ceilings, facts)),
+        step_ms=seen.step_ms,
+        notes=seen.notes,
+        timeline=seen.timeline,
+    )
 
 
 def advise(evidence: Evidence) -> list[Advice]:

@@ -346,6 +346,6 @@ def part_ms(profile: StepBudget, name: str) -> Percentiles:
     return parts[name]
 
 
-def swept_ms(profile: StepBudget, name: str) -> Percentiles:
+def swept_ms(profile: StepFigures, name: str) -> Percentiles:
     """What a sweep shows of a profile: its "step" without timers, its parts with them."""
-    return profile.overhead.plain if name == "step" else part_ms(profile, name)
+    return profile.observed.step_ms if name == "step" else part_ms(profile, name)

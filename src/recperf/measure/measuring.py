@@ -1,9 +1,8 @@
-"""Measures steps of a training: clocked and plain ones, then observed ones, then experiments, and what limits them."""
+"""Measures steps of a training: clocked ones, then observed ones, then experiments, and what limits them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from .profile import ClockedSteps, Subject, endless
 from .profile_records import (
     PAIR_SCHEMA,
     ColdOverHot,
+    MeasuringCost,
     Pair,
     PairIds,
     Profile,
@@ -94,8 +94,14 @@ def measure_steps(
         # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
         shares = (share_of_others(subject, other_work), figures.other_work if subject.alone else None)
         figures.other_work = max((share for share in shares if share is not None), default=None)
+        plain_ms, clocked_ms = figures.step_ms.p50, budget.step_ms.p50
         step = StepFigures(
-            **asdict(budget), observed=figures, other_work=figures.other_work, tables=tables, experiments=[]
+            **asdict(budget),
+            observed=figures,
+            overhead=MeasuringCost(plain_ms, clocked_ms, clocked_ms / plain_ms - 1),
+            other_work=figures.other_work,
+            tables=tables,
+            experiments=[],
         )
         measured.append((step, observer))
         # Without ceilings nothing is claimed about what limits a step.
@@ -121,7 +127,7 @@ def _observe(
 
     All ranks take the same steps; the figures are those of the slowest rank.
     """
-    counts = Counts.within(budget.overhead.plain_ms, OBSERVED_SECONDS)
+    counts = Counts.within(budget.step_ms.p50, OBSERVED_SECONDS)
     works: dict[str, CallWork] = {}
     notes, observer = [], None
 
@@ -158,7 +164,7 @@ def _observe(
 def _observed(subject: Subject, observer: Observer, step: Callable[[Iterator[Any]], object]) -> Observer:
     batches = endless(subject.order, subject.first_epoch + OBSERVED_LATER)
     try:
-        with subject.ranks.watch() if subject.ranks.watch else nullcontext():
+        with subject.ranks.watch():
             while not observer.done:
                 step(batches)
                 observer.end_step()
@@ -206,7 +212,7 @@ def measure_pair(arms: Arms, peaks: Peaks | None) -> Pair:
     while len(others) < ROUNDS or (sorted(others)[ROUNDS - 1] > DISTURBED and monotonic() - began < REPEAT_SECONDS):
         other_work = OtherWork()
         for window in windows.values():
-            window.warm(2)
+            window.warm(1)
             window.take(STEPS_PER_ROUND)
         others.append(other_work.share() or 0.0)
     quietest = sorted(sorted(range(len(others)), key=lambda turn: others[turn])[:ROUNDS])

@@ -1,9 +1,8 @@
-"""Divides the time of a training step among its parts: in a window of steady steps, every other one is clocked."""
+"""Divides the time of a training step among its parts, with clocks at the boundaries of its spans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -12,15 +11,13 @@ from torch import Tensor
 
 from .clocks import ThreadClock, step_clock
 from .cost import Cost
-from .profile_records import SCHEMA, Component, Ids, Overhead, StepBudget
+from .profile_records import SCHEMA, Component, Ids, StepBudget
 from .records import Percentiles
 from .spans import OTHER, phase_of
 from .trace.nesting import spread as percentiles
 
 FEWEST = 5
 """Minimum number of steps in a window."""
-BLOCK = 4
-"""Clocked steps in a row where `watch` is set."""
 Reading = tuple[int, dict[str, int]]
 """Wall time of a step and of its parts, in ns."""
 ClockedStep = Callable[[Iterator[Any]], Reading]
@@ -44,7 +41,7 @@ class Subject(Protocol):
     table_bytes: int
     sync: Callable[[], None] | None
     ranks: Any
-    """The window of all ranks that take these steps together: `meet`, `watch` and `join`."""
+    """The window of all ranks that take these steps together: `meet`, `watch`, `step` and `join`."""
     world: Any
     """The ranks that take the steps."""
     alone: bool
@@ -52,7 +49,7 @@ class Subject(Protocol):
     is_whole: bool
     """Whether a step runs as one piece, so that its operators are not seen one by one."""
     clocked: ClockedStep | None
-    """Times the parts of such a step; None where spans can time them."""
+    """Times the parts of a CUDA graph; None where spans can time them."""
     eager: Callable[[Iterator[Any]], object] | None
     """Takes a step of a CUDA graph without the graph; None where there is none."""
 
@@ -72,12 +69,10 @@ class Subject(Protocol):
 
 
 class ClockedSteps:
-    """Measures steady steps on batches that training has not seen, alternating plain and clocked ones, without the time
-    in which other work had their core.
+    """Clocks steady steps on batches that training has not seen, without the time in which other work had their core.
 
-    Ranks meet before timed steps. What they watch is watched in clocked steps only; since a step may wait for work that
-    the previous one began, one more step runs before the clocked ones then. Two that begin `later` by a different
-    number of epochs share no ids.
+    Ranks meet before each. Since a step may wait for work that the previous one began, one more step runs before them.
+    Two that begin `later` by a different number of epochs share no ids.
     """
 
     def __init__(self, subject: Subject, *, later: int = 0) -> None:
@@ -86,7 +81,6 @@ class ClockedSteps:
         self.batches = endless(subject.order, subject.first_epoch + later)
         self.warmup = 0
         self.clocked: list[Reading] = []
-        self.plain: list[int] = []
         self.touched = torch.zeros(subject.table_bytes // subject.row_bytes, dtype=torch.bool)
         self.lookups = self.unique = self.samples = self.counted = 0
         self.costs: dict[str, Cost] = {}
@@ -106,29 +100,21 @@ class ClockedSteps:
         self.warm(2)
         self._synchronize()
         each = (perf_counter_ns() - began) / 2e9
-        # A clocked step, a plain one, and the warm-up.
-        steps = self.subject.world.maximum(max(FEWEST, min(steps, int(seconds / each / 2.25))))
+        # The warm-up is a quarter of them.
+        steps = self.subject.world.maximum(max(FEWEST, min(steps, int(seconds / each / 1.25))))
         self.warm(max(0, steps // 4 - 4))
         return steps
 
     def take(self, steps: int) -> None:
-        """Take that many clocked steps and as many plain ones in between."""
-        ranks = self.subject.ranks
-        block = BLOCK if ranks.watch else 1
-        for first in range(0, steps, block):
-            count = min(block, steps - first)
-            for _ in range(count):
-                ranks.meet()
-                self.plain.append(self._take_plain())
-            with ranks.watch() if ranks.watch else nullcontext():
-                if ranks.watch:
-                    self.warm(1)
-                for _ in range(count):
-                    self._take_clocked()
+        """Take that many clocked steps."""
+        with self.subject.ranks.watch():
+            self.warm(1)
+            for _ in range(steps):
+                self._take_clocked()
 
     def keep(self, steps: list[int]) -> None:
         """Forget the times of all other steps; what was counted is a mean over all of them."""
-        self.clocked, self.plain = [self.clocked[step] for step in steps], [self.plain[step] for step in steps]
+        self.clocked = [self.clocked[step] for step in steps]
 
     def _take_clocked(self) -> None:
         taken: list[Any] = []
@@ -140,7 +126,8 @@ class ClockedSteps:
 
         self.subject.ranks.meet()
         began = self._clock.now()
-        wall, parts = self.subject.clocked(batches()) if self.subject.clocked else self._clocked(batches())
+        with self.subject.ranks.step():
+            wall, parts = (self.subject.clocked or self._clocked)(batches())
         # Other work took the core at moments that do not depend on the part.
         own = max(0.0, 1 - self._clock.now().since(began).waiting / wall)
         self.clocked.append((round(own * wall), {name: round(own * ns) for name, ns in parts.items()}))
@@ -163,14 +150,6 @@ class ClockedSteps:
         self.subject.step(batches)
         return clock.end()
 
-    def _take_plain(self) -> int:
-        self._synchronize()
-        began = self._clock.now()
-        self.subject.step(self.batches)
-        self._synchronize()
-        spent = self._clock.now().since(began)
-        return spent.wall - spent.waiting
-
     def result(self) -> StepBudget:
         """The time of the steps of all ranks by part."""
         subject = self.subject
@@ -179,7 +158,6 @@ class ClockedSteps:
         self._clock.close()
         count = self.counted
         costs = {name: Cost(round(cost.flops / count), round(cost.bytes / count)) for name, cost in self.costs.items()}
-        walls = [wall for wall, _ in self.clocked]
         budget = StepBudget(
             schema=SCHEMA,
             device=subject.device,
@@ -187,8 +165,7 @@ class ClockedSteps:
             warmup=self.warmup,
             batch_size=round(self.samples / count),
             threads=torch.get_num_threads(),
-            step_ms=spread(walls),
-            overhead=overhead(walls, self.plain),
+            step_ms=spread([wall for wall, _ in self.clocked]),
             components=components(self.clocked, costs),
             ids=Ids(
                 lookups=self.lookups / count,
@@ -199,7 +176,7 @@ class ClockedSteps:
             ),
             precision=subject.precision,
         )
-        joined: StepBudget = subject.ranks.join(budget, self.clocked, self.plain, queued=self.sync is not None)
+        joined: StepBudget = subject.ranks.join(budget, self.clocked, queued=self.sync is not None)
         return joined
 
 
@@ -215,11 +192,6 @@ def endless(order: Order, epoch: int) -> Generator[Any, None, None]:
 def spread(nanoseconds: list[int]) -> Percentiles:
     """p20, p50 and p80 in ms."""
     return percentiles([ns / 1e6 for ns in nanoseconds])
-
-
-def overhead(clocked: list[int], plain: list[int]) -> Overhead:
-    on, off = spread(clocked).p50, spread(plain)
-    return Overhead(off.p50, on, on / off.p50 - 1, off)
 
 
 def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[Component]:

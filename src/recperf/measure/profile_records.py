@@ -209,12 +209,6 @@ class MeasuringCost(Struct):
     share: Number
 
 
-class Overhead(MeasuringCost):
-    """Of clocked steps, relative to the plain ones in between."""
-
-    plain: Percentiles
-
-
 class StepBudget(Struct, kw_only=True):
     """The time of a step by part; an arm of a pair."""
 
@@ -224,7 +218,7 @@ class StepBudget(Struct, kw_only=True):
     warmup: int
     batch_size: int
     step_ms: Percentiles
-    overhead: Overhead
+    """Of clocked steps."""
     components: list[Component]
     ids: Ids
     threads: int
@@ -236,6 +230,8 @@ class StepFigures(StepBudget, kw_only=True):
     """What was measured of a step, from which its verdict follows."""
 
     observed: Observed
+    overhead: MeasuringCost
+    """Of clocked steps, relative to the plain ones that were observed."""
     experiments: list[Experiment]
     other_work: Number | None = None
     """Share of the cores that others took."""

@@ -298,29 +298,36 @@ class ProgramFacts(Struct):
     """Linux: whether transparent huge pages are used: always, madvise or never."""
 
 
-class StepProfile(Struct, kw_only=True):
-    """The profile of any training step: what limits it, and the figures behind that."""
+class Explanation(Struct, kw_only=True):
+    """What limits a step, with the figures behind that."""
 
-    kind: str
-    schema: int
     verdict: Verdict
     shares: dict[str, Number]
     """Share of the step by limit; they sum to 1."""
-    parts: list[PartTime]
-    """Modules, spans and named regions with their time, largest first."""
     operators: list[DividedOperator]
     """Operators with their time, counted work and limits, largest first."""
     places: list[PlaceTime] = []
     """Functions, files and lines of the program by limit, with their share of the step, largest first."""
-    native: NativeCode | None = None
-    sampling: Sampling | None = None
     advice: list[Advice]
     """Changes that would make the step faster, the largest predicted gain first."""
+    step_ms: Percentiles
+    """Of the plain steps."""
+    notes: list[str]
+    timeline: TracedStep | None = None
+
+
+class StepProfile(Explanation, kw_only=True):
+    """The profile of any training step."""
+
+    kind: str
+    schema: int
+    parts: list[PartTime]
+    """Modules, spans and named regions with their time, largest first."""
+    native: NativeCode | None = None
+    sampling: Sampling | None = None
     program_facts: ProgramFacts | None = None
     experiments: list[Experiment]
     """What each experiment should have done and did."""
-    step_ms: Percentiles
-    """Of the plain steps."""
     waits: dict[str, Number]
     steps: ObservedSteps
     device: str
@@ -328,10 +335,8 @@ class StepProfile(Struct, kw_only=True):
     other_work: Number | None
     """Share of the cores that other work took."""
     overhead: TimingCost
-    notes: list[str]
     machine: dict[str, Any]
     ceilings: dict[str, Any] | None
     own_cpu_s: Number
-    timeline: TracedStep | None = None
     program: dict[str, Any] | None = None
     """The script and its arguments, where a program was profiled."""

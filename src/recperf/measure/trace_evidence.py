@@ -13,8 +13,7 @@ from statistics import median
 
 from msgspec.structs import asdict, replace
 
-from .advice import Evidence
-from .advice_rules import advise
+from .advice_rules import explain
 from .attribution import attribute
 from .ceilings import Ceilings, ceilings_of
 from .limits import UNCLEAR, UNDECIDED, decide
@@ -22,7 +21,7 @@ from .operators import CallWork
 from .peaks.records import Peaks
 from .program_facts import facts_of_rows
 from .records import Attribution, Observed, Verdict
-from .rows import operator_rows, place_rows, trace_places, unknown_work
+from .rows import operator_rows, trace_places, unknown_work
 from .timeline import Call, step_times, traced_step
 from .trace.analyse import analyse, device_name, facts_of, read_one, steps_of
 from .trace.idle import collectives, device_times, lateness, transfers
@@ -89,17 +88,8 @@ def limit_of(
     """What limits the steps of a trace: verdict, shares, operators with their limits, advice."""
     seen = observed(trace, nesting, window, ceilings)
     attribution = attribute(seen, ceilings)
-    verdict = decide(attribution, seen, ceilings)
-    return TraceLimit(
-        verdict=_qualified(verdict, attribution, seen, ceilings, doubts),
-        shares=attribution.shares,
-        operators=attribution.operators,
-        places=place_rows(attribution.operators, attribution.shares, seen),
-        advice=advise(Evidence(seen, attribution.operators, ceilings, facts_of_rows(seen.operators))),
-        step_ms=seen.step_ms,
-        notes=seen.notes,
-        timeline=seen.timeline,
-    )
+    verdict = _qualified(decide(attribution, seen, ceilings), attribution, seen, ceilings, doubts)
+    return TraceLimit(**asdict(explain(seen, attribution, verdict, ceilings, facts_of_rows(seen.operators))))
 
 
 def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> Observed:

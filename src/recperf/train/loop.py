@@ -57,9 +57,6 @@ class WholeStep(Protocol):
         self, batches: Iterator[Any], rate: float, record_norm: RecordNorm | None = None
     ) -> tuple[Tensor, int]: ...
 
-    def clocked(self, batches: Iterator[Any], rate: float) -> tuple[int, dict[str, int]]:
-        """The same step, timed inside: the step's time and the times of its parts, in ns."""
-
 
 @dataclass(frozen=True)
 class Position:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...jsonfile import Number, Struct
 from ..profile_records import CollectiveTimes, Idle, Kernels, MeasuredRank, Missing, Section, TracedPart, Transfer
-from ..records import Advice, DividedOperator, Percentiles, PlaceTime, TracedStep, Verdict
+from ..records import Explanation
 
 
 class Window(Struct):
@@ -70,17 +70,9 @@ class StepTables(TraceFacts, kw_only=True):
     transfers: list[Transfer] | Missing
 
 
-class TraceLimit(Struct, kw_only=True):
+class TraceLimit(Explanation, kw_only=True):
     """What limits the steps of a trace."""
 
-    verdict: Verdict
-    shares: dict[str, Number]
-    operators: list[DividedOperator]
-    places: list[PlaceTime]
-    advice: list[Advice]
-    step_ms: Percentiles
-    notes: list[str]
-    timeline: TracedStep | None = None
     ceilings: str = ""
     """Whose ceilings were used, or why none."""
 

@@ -140,9 +140,8 @@ def _training_steps(run: Evidence, profile: Profile) -> list[Block]:
         lead = (
             f"A training step of {count(profile.batch_size)} samples takes {fmt.time(step.p50)} (p20 – p80: "
             f"{fmt.spread(step)}). Measured after it: parts of {count(profile.steps)} steps with timers "
-            f"({fmt.time(profile.step_ms.p50)} each, {fmt.time(plain)} without), limit: from "
-            f"{count(observed.steps.plain if observed.steps else None)} observed steps "
-            f"(median {fmt.time(observed.step_ms.p50)})."
+            f"(median {fmt.time(profile.step_ms.p50)}), limit: from "
+            f"{count(observed.steps.plain if observed.steps else None)} observed steps (median {fmt.time(plain)})."
         )
         blocks = [Text(lead, "lead")]
     if performance.overall:
