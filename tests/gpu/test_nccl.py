@@ -206,3 +206,13 @@ def test_a_killed_rank_ends_the_other_and_the_run_resumes(
     unbroken = start("unbroken", words=clicks(straight, device, *more))
     assert unbroken.ended() == [0, 0], unbroken.tails()
     assert losses(run) == losses(straight), "to the bit"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_link_that_a_plan_is_calibrated_with_is_measured(device: str, start: Start) -> None:
+    first, second = start("two", job="recperf.plan.link.between", device=device).results()
+    assert first.backend == second.backend == {"cuda": "nccl", "cpu": "gloo"}[device]
+    # No message between processes arrives within 100 ns or takes a second, and no memory is faster than 100 TB/s.
+    assert 1e-7 < first.latency_s < 1
+    assert 1e6 < first.bytes_per_s < 1e14
+    assert first.late == second.late >= 0

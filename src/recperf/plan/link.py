@@ -90,11 +90,21 @@ def eager_step(device: str) -> Callable[[], None]:
 
 def _rank(number: int, device: str, meeting: str, results: Any) -> None:
     import torch
-    from torch import distributed
 
     torch.set_num_threads(1)
     world = Ranks(rank=number, size=2, local_rank=number, local_size=2)
     world.join(device, TIMEOUT_S, init_method=meeting)
+    link = between(world)
+    if world.is_leader:
+        results.put(link)
+    world.leave()
+
+
+def between(world: Ranks) -> Link:
+    """The link between these two ranks, measured by both; each must call this."""
+    import torch
+    from torch import distributed
+
     small, large = (torch.zeros(size // 4, device=world.device) for size in (SMALL, LARGE))
     received = torch.empty_like(large)
     step = eager_step(world.device)
@@ -118,14 +128,10 @@ def _rank(number: int, device: str, meeting: str, results: Any) -> None:
     latency = median(seconds(lambda: distributed.all_to_all_single(received[: SMALL // 4], small)))
     whole = median(seconds(lambda: distributed.all_to_all_single(received, large)))
     own = world.all_gather(seconds(step))
-    if world.is_leader:
-        waits = [max(pair) - fmean(pair) for pair in zip(*own, strict=True)]
-        results.put(
-            Link(
-                backend="nccl" if world.device == "cuda" else "gloo",
-                latency_s=latency,
-                bytes_per_s=LARGE / 2 / max(whole - latency, 1e-9),
-                late=fmean(waits) / fmean(map(fmean, own)),
-            )
-        )
-    world.leave()
+    waits = [max(pair) - fmean(pair) for pair in zip(*own, strict=True)]
+    return Link(
+        backend="nccl" if world.device == "cuda" else "gloo",
+        latency_s=latency,
+        bytes_per_s=LARGE / 2 / max(whole - latency, 1e-9),
+        late=fmean(waits) / fmean(map(fmean, own)),
+    )
