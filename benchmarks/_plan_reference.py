@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from recperf.measure.cost import Cost
+from recperf.measure.cost import FLOAT, Cost
+from recperf.models.dlrm_v4 import cost
+from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.plan import target
 from recperf.plan.devices import GB, KNOWN, TERA, Attention, Device, Efficiency, Rates
 from recperf.plan.predict import Prediction, error_band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import PlannedWorkload, Spread, Work
 from recperf.workloads.dlrm_v4.config import mlperf
-from recperf.workloads.dlrm_v4.plan import PUBLISHED_STALLS, planned
+from recperf.workloads.dlrm_v4.plan import PUBLISHED_STALLS, batch_lengths, planned
 
 INPUT_BYTES, PAGEABLE = 215_600_000, 2.4 * GB
 COLUMNS = ("user_x_artist", "user_x_album", "item_x_hour")
@@ -84,6 +86,23 @@ class Point:
         return None if self.band is None else self.band[0] <= self.known / self.predicted <= self.band[1]
 
 
+def reference_passes(model: DLRMv4Config, load: cost.Load) -> dict[str, int]:
+    """Bytes of its passes, counted as recperf's before they were fused further; how its encoders pass gradients on is
+    not known, so only what they must read and write counts."""
+    hstu, width, (encoded, actions) = model.hstu, cost.activation_bytes(model), cost.encoded_rows(model, load)
+    full, back = hstu.layers - hstu.candidate_only, cost.backward(model, load)
+    norms = width * (2 * encoded + actions) * (model.encoder_hidden + model.dim)
+    casts = encoded * 3 * model.table_dim * (FLOAT + width)
+    return cost.passes(model, load) | {
+        "encoders": 2 * norms + casts,
+        "stu_output_backward": width * load.tokens * 12 * hstu.attention_width * full,
+        "stu_input_backward": width * load.tokens * (6 * hstu.dim * hstu.layers + 3 * hstu.attention_width * full),
+        "encoders_backward": 3 * norms + casts,
+        "position_time_backward": back["position_time_backward"].bytes,
+        "embedding_backward": back["embedding_backward"].bytes,
+    }
+
+
 def reference_plan() -> PlannedWorkload:
     """The MLPerf reference: all layers and positions in full; the backward pass computes gates, values, queries and
     keys again."""
@@ -95,7 +114,9 @@ def reference_plan() -> PlannedWorkload:
         work = plan.count(history, distinct)
 
         def parts(samples: int) -> dict[str, Cost]:
-            step = dict(work.parts(samples))
+            lengths = batch_lengths(work.lengths, samples, least=model.context_tokens + 1)
+            passes, step = reference_passes(model, cost.load_of(model, lengths)), dict(work.parts(samples))
+            step |= {name: Cost(step[name].flops, bytes_) for name, bytes_ in passes.items()}
             return step | {"stu_input_backward": step["stu_input_backward"] + Cost(step["stu_input"].flops, 0)}
 
         return replace(work, parts=parts, prepare_s=0.0, input_bytes=lambda samples: INPUT_BYTES)

@@ -6,8 +6,8 @@ What shaped the model; rows say whether they did so wholly or partly:
 * attention: rates of the kernels alone on one H200, ours and the MLPerf reference's, by length of rows; on an MI350X
   the published time of one of the reference's layers in full;
 * products of the reference on B200 and MI350X: the `GEMM` of its published traces, and the B200's idle time;
-* seconds of an operator call and of a kernel in a graph: three small steps on one H200 (`call_s`, `kernel_s`), where
-  rows of default_speed say no `call_s` of their own host;
+* seconds of an operator call: small steps on one H200 (`call_s`), where rows of default_speed say no `call_s` of their
+  own host; of a kernel in a graph: micro-dlrm's step (`kernel_s`);
 * seconds in which a sample is prepared (`PREPARE_S`), from one ARM core and a Xeon;
 * stalls between windows: the mean of the two published pairs with and without them;
 * seconds of an evaluation besides its forward passes (`EVALUATION_S`): the published evaluations;
@@ -33,7 +33,15 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Literal
 
-from _plan_reference import H200, MI350X, Point, reference_plan, reference_points, target_points
+from _plan_reference import (
+    H200,
+    MI350X,
+    Point,
+    reference_passes,
+    reference_plan,
+    reference_points,
+    target_points,
+)
 from _rows import RESULTS, record, row, show
 from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
@@ -43,7 +51,7 @@ from recperf.plan.devices import KNOWN, NETWORKS, Device, all_reduce
 from recperf.plan.link import Link
 from recperf.plan.predict import error_band, part_seconds, predict
 from recperf.plan.sharding import Parallelism
-from recperf.plan.work import Work
+from recperf.plan.work import PlannedWorkload, Work
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import gpu
 from recperf.workloads.dlrm_v4.plan import planned
@@ -74,6 +82,8 @@ CALLED = {
     "default": "CUDA graph",
 }
 """Ways of default_speed."""
+SHAPING = "micro-dlrm, CUDA graph"
+"""The small step that the seconds of a kernel in a graph follow from."""
 FITTED = ("shared encoders, candidate only", "neither")
 """Steps of dlrm-v4 that the share of passes is fitted to."""
 
@@ -149,13 +159,10 @@ def called_points() -> list[Point]:
             entry = latest.get(f"{workload.name}, cuda {way}")
             if entry is None:
                 continue
-            # Hosts differ: how fast this one calls operators was measured beside the steps, as --calibrate does.
+            # Hosts differ: how fast this one calls operators and prepares batches was measured beside the steps.
             facts, device = entry["conditions"], KNOWN["h200"]
-            plan = predict(
-                workload.planned(config_of(workload, f"cuda {way}")),
-                1,
-                replace(device, call_s=facts.get("call_s", device.call_s)),
-            )
+            step = _prepared(workload.planned(config_of(workload, f"cuda {way}")), facts.get("input_ms"))
+            plan = predict(step, 1, replace(device, call_s=facts.get("call_s", device.call_s)))
             points.append(
                 Point(
                     "own steps, calls",
@@ -163,7 +170,7 @@ def called_points() -> list[Point]:
                     1e3 * plan.step.value,
                     1e3 * plan.global_batch / entry["p50"],
                     "measured, default_speed",
-                    "" if "call_s" in facts else "wholly",
+                    "" if "call_s" in facts and f"{workload.name}, {name}" != SHAPING else "wholly",
                     plan.step.factors,
                     conditions={
                         "planned_calls": plan.work.calls,
@@ -171,6 +178,34 @@ def called_points() -> list[Point]:
                     },
                 )
             )
+    return points
+
+
+def _prepared(step: PlannedWorkload, input_ms: float | None) -> PlannedWorkload:
+    """With the time in which the host prepared a batch, where it was measured and the plan counts one."""
+    work = step.work()
+    if input_ms is None or not work.prepare_s:
+        return step
+    measured = replace(work, prepare_s=input_ms / 1e3 / step.batch_size)
+    return replace(step, count=lambda history, distinct: measured)
+
+
+def graph_points() -> list[Point]:
+    """Steps of dlrm as CUDA graphs on one H200, in three precisions."""
+    latest = {entry["variant"]: entry for entry in on_h200("dlrm_step", "throughput") if current(entry)}
+    workload, points = find("dlrm"), []
+    for preset in ("experiment", "intended"):
+        for precision in ("bfloat16", "tf32", "float32"):
+            entry = latest.get(f"recperf, {preset}" if precision == "bfloat16" else f"recperf, {precision}, {preset}")
+            if entry is not None:
+                config: Any = workload.presets[preset]()
+                config = replace(config, fast=replace(config.fast, precision=precision))
+                step = predict(workload.planned(config), 1, KNOWN["h200"]).step
+                name = f"H200, dlrm {preset}, {precision}"
+                known = 1e3 / entry["p50"]
+                points.append(
+                    Point("own steps, calls", name, 1e3 * step.value, known, "measured, dlrm_step", band=step.factors)
+                )
     return points
 
 
@@ -227,30 +262,30 @@ def layer_points() -> list[Point]:
         rows, shortest, longest, mean = shapes[shape]
         lengths = jagged_lengths(rows, shortest, longest, mean, 3).tolist()
         known = 1e3 * rows / STACK_REFERENCE[name]["samples_per_s"]
-        ms = 1e3 * _layers(plain, lengths, H200, again=True)
+        ms = 1e3 * _layers(plain, lengths, H200, reference=True)
         points.append(Point("reference, layers", f"H200, {name}", ms, known, "measured", band=error_band(H200, 1)))
     lengths = [round(length) for length in reference_plan().work().lengths] * 16
     one = replace(plain, hstu=replace(plain.hstu, layers=1))
-    ms = 1e3 * _layers(one, lengths, MI350X, again=True)
+    ms = 1e3 * _layers(one, lengths, MI350X, reference=True)
     name, band = "MI350X, one layer in full, 2.73 M tokens", error_band(MI350X, 1)
     points.append(Point("reference, layers", name, ms, 160.3, "published", "wholly", band))
     last = replace(one, hstu=replace(one.hstu, candidate_only=True))
-    ms, name = 1e3 * _layers(last, lengths, MI350X, again=True), "MI350X, one layer, candidate only, 2.73 M tokens"
+    ms, name = 1e3 * _layers(last, lengths, MI350X, reference=True), "MI350X, one layer, candidate only, 2.73 M tokens"
     points.append(Point("reference, candidate-only layer", name, ms, 30.6, "published"))
     return points
 
 
-def _layers(model: DLRMv4Config, lengths: list[int], device: Device, *, again: bool = False) -> float:
-    """Seconds of the layers alone; `again`: with the products that the reference repeats."""
+def _layers(model: DLRMv4Config, lengths: list[int], device: Device, *, reference: bool = False) -> float:
+    """Seconds of the layers alone, ours or the reference's, which repeats products."""
     load = cost.Load(lengths=tuple(lengths), triples=1)
-    step, passes = cost.step(model, [load], rows=0), cost.passes(model, load)
+    step, passes = cost.step(model, [load], rows=0), (reference_passes if reference else cost.passes)(model, load)
     work = _with_lengths(model, lengths)
     seconds = sum(
         part_seconds(name, Cost(part.flops, passes.get(name, 0)), work, device)
         for name, part in step.items()
         if name.startswith(("stu", "attention"))
     )
-    if again:
+    if reference:
         seconds += part_seconds("stu_input", Cost(step["stu_input"].flops, 0), work, device)
     return seconds
 
@@ -301,7 +336,8 @@ def main(arguments: list[str]) -> int:
     if options.table:
         print(table())
         return 0
-    points = own_points() + called_points() + waiting_points() + layer_points() + reference_points() + target_points()
+    points = own_points() + called_points() + graph_points() + waiting_points() + layer_points()
+    points += reference_points() + target_points()
     entries, missed = [], []
     for point in points:
         facts = {"kind": point.kind, "known": point.known, "source": point.source, "error": round(point.error, 4)}

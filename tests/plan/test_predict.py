@@ -102,6 +102,8 @@ def test_a_step_is_never_shorter_than_its_calls() -> None:
     graph = predict(planned(laptop()), 1, replace(PLAIN, call_s=1e-3, kernel_s=1e-4))
     assert graph.step.value == pytest.approx(work.kernels(graph.global_batch, PLAIN.threads) * 1e-4, rel=0.01)
     assert "CUDA graph" in graph.origins["calls"]
+    fused = predict(DLRM.planned(DLRM.presets["experiment"]()), 1, replace(PLAIN, kernel_s=1e-4)).step
+    assert fused.value == pytest.approx(19 * 1e-4 + sum(fused.exposed.values()) - fused.exposed["launches"])
     large = predict(planned(laptop()), 1, PLAIN, parallelism=Parallelism(rank_batch=1 << 14))
     assert "one by one" in large.origins["calls"], "a graph is for the planned batch"
     assert "one by one" in predict(planned(laptop()), 1, replace(PLAIN, threads=1000)).origins["calls"]

@@ -131,8 +131,8 @@ class Device:
     """FLOP/s of the attention kernel. Default: those on an H200, less where products are slower than there."""
     call_s: float = 25e-6
     """Seconds in which the host calls an operator, which on a GPU launches a kernel."""
-    kernel_s: float = 2.7e-6
-    """Seconds from one small kernel of a CUDA graph to the next."""
+    kernel_s: float = 3.2e-6
+    """Seconds that a kernel of a CUDA graph takes besides its work, until one that waits for it begins."""
     threads: int = 132 * 2048
     """Threads that it holds at once: small steps, compared with these, are replayed as a CUDA graph."""
     link_bytes_per_s: float

@@ -43,6 +43,7 @@ PARTS = {
     "table update": "owners update the rows",
     "dense update": "update of dense parameters",
     "calls": "the device waits for operator calls",
+    "launches": "kernels of a CUDA graph wait for each other",
 }
 """Parts of a step in order."""
 BANDS = {
@@ -130,7 +131,7 @@ def predict(
     parts = _seconds(work, placed, skew, batch, device, network, parallelism, uneven)
     left = exposed(parts, parallelism, ahead=work.prepared_ahead)
     seconds, samples = sum(left.values()), workload.batch_size if parallelism.rank_batch is None else ranks * batch
-    by_host = left["input"] + (parts["calls"] if left["calls"] else 0.0)
+    by_host = left["input"] + left["launches"] + (parts["calls"] if left["calls"] else 0.0)
     nodes = node_count(ranks, network)
     low, high = error_band(device, ranks, min(1.0, by_host / seconds), nodes=nodes)
     shares = limit_shares(work, device, batch, left)
@@ -190,7 +191,7 @@ def limit_shares(work: Work, device: Device, batch: int, left: Mapping[str, floa
     for name, time in left.items():
         if name in ("input", "transfer"):
             seconds[name] += time
-        elif name == "calls":
+        elif name in ("calls", "launches"):
             seconds["dispatch"] += time
         elif name in ("lookup", "table update"):
             seconds["bandwidth"] += time
@@ -257,7 +258,8 @@ def _seconds(
         "dense forward": sum(dense.values()) - backward - update,
         "dense backward": backward,
         "dense update": update,
-        "calls": kernels * device.kernel_s if kernels else _calls(work, ranks) * device.call_s,
+        "calls": 0.0 if kernels else _calls(work, ranks) * device.call_s,
+        "launches": kernels * device.kernel_s,
         "all-reduce": all_reduce(FLOAT * (work.dense_parameters + copied_numbers(placed)), ranks, device, network),
     }
     # Ranks are late because they have more work than others, and because equal work does not take equally long.
@@ -320,7 +322,7 @@ def _graph_kernels(work: Work, device: Device, batch: int, ranks: int) -> int:
 
 def _calls_text(work: Work, device: Device, batch: int, ranks: int) -> str:
     if kernels := _graph_kernels(work, device, batch, ranks):
-        return f"{kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each at least"
+        return f"{kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each besides their work"
     calls, each = _calls(work, ranks), f"{1e6 * device.call_s:.3g} µs"
     return f"{calls:,} operators, {each} each, called one by one" if calls > 1 else f"one operator, {each}"
 

@@ -15,6 +15,11 @@ from ..plan.work import CALLS, CALLS_PER_LAYER, PlannedWorkload, Shapes, Table, 
 TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
 """Parts of a step that the planner counts itself, from the tables."""
 
+KERNELS, KERNELS_PER_LAYER = 26, 6
+"""Kernels of a CUDA graph of torch's operators, counted in that of micro-dlrm, and more for each layer of the MLPs."""
+CHAIN, CHAIN_PER_LAYER = 7, {"bfloat16": 2}
+"""Those of a fused step that wait for each other: weight gradients, updates of tables and the next batch run beside.
+In other precisions the ReLU's gradient has a kernel of its own, a third one of a layer."""
 CALLS_DRAWING = 60
 """Further operators called in an eager step where the GPU draws the batch in it."""
 CALLS_PLAIN, CALLS_PLAIN_LAYER, CALLS_CHUNK, CHUNK = 80, 12, 4, 16_384
@@ -33,11 +38,11 @@ def planned_clicks(
     state: int | None = None,
     graph: bool = True,
     drawn: Literal["", "device", "host"] = "",
-    plain: bool = False,
+    mlp: Literal["", "plain", "fused"] = "",
 ) -> PlannedWorkload:
     """A click model with `ids` per sample in each table; `state` overrides the optimizer's numbers per table row.
-    `graph`: one process replays its step as a CUDA graph; `drawn`: what draws the batch in each step; `plain`: by
-    torch's operators only."""
+    `graph`: one process replays its step as a CUDA graph; `drawn`: what draws the batch in each step; `mlp`: plain, by
+    torch's operators only, or fused, with side streams in a graph."""
     states, flops = cost.dense_optimizer(optimizer)
     row_state = RULES.get(optimizer, RULES["adam"]).state_width(model.dim) if state is None else state
     copied = "AdamW changes every row in every step" if optimizer == "adamw" and state is None else ""
@@ -45,7 +50,10 @@ def planned_clicks(
 
     def parts(samples: int) -> dict[str, Cost]:
         step = cost.sparse_dlrm_step(model, samples, ids=1, unique=1, optimizer=optimizer)
-        return {name: part for name, part in step.items() if name not in TABLE_PARTS}
+        dense = {name: part for name, part in step.items() if name not in TABLE_PARTS}
+        # Products read and write activations in their own precision.
+        half = [name for name in dense if precision == "bfloat16" and name.startswith(("bottom", "top"))]
+        return dense | {name: Cost(dense[name].flops, dense[name].bytes // 2) for name in half}
 
     tables = tuple(
         Table(
@@ -65,7 +73,10 @@ def planned_clicks(
     ids_per_sample = sum(ids)
     layers = len(model.bottom) + len(model.top_widths) - 2
     calls = CALLS + CALLS_PER_LAYER * layers
-    if plain:
+    kernels = KERNELS + KERNELS_PER_LAYER * layers
+    if mlp == "fused":
+        kernels = CHAIN + CHAIN_PER_LAYER.get(precision, 3) * layers
+    if mlp == "plain":
         calls = CALLS_PLAIN + CALLS_PLAIN_LAYER * layers + CALLS_CHUNK * int(batch_size * ids_per_sample / CHUNK)
     by_host = drawn == "host"
     work = Work(
@@ -75,7 +86,7 @@ def planned_clicks(
         precision=precision,
         parts=parts,
         calls=calls + (drawn == "device") * CALLS_DRAWING,
-        kernels=lambda samples, threads: graph * calls,
+        kernels=lambda samples, threads: graph * kernels,
         prepare_s=DRAW_S * model.bottom[0] + DRAW_ID_S * ids_per_sample if by_host else 0.0,
         prepared_ahead=not by_host,
         shapes=_largest(model),

@@ -160,26 +160,38 @@ def passes(config: DLRMv4Config, load: Load) -> dict[str, int]:
     dim, wide = hstu.dim, hstu.attention_width
     encoded, actions = encoded_rows(config, load)
     norms = width * (2 * encoded + actions) * (config.encoder_hidden + config.dim)
-    casts = encoded * 3 * config.table_dim * (FLOAT + width)
-    ahead, back = forward(config, load), backward(config, load)
+    looked_up, rows = encoded * 3 * config.table_dim, load.triples if config.shared_encoders else load.positions(config)
+    # Rows of the tables are cast; those of artist and album are copied side by side, and their gradients apart.
+    casts = looked_up * (FLOAT + width) + looked_up * 2 // 3 * 2 * FLOAT
+    # Of the gradients of tokens dropout writes one, and sums by row, and by age and action, read two more. Sums by row
+    # are written, scaled and cast.
+    summed = width * tokens * dim * (4 if config.input_dropout else 3) + rows * dim * (4 * FLOAT + width)
+    if not config.shared_encoders:
+        # Copies of the gradient for entities and actions.
+        summed += 2 * width * rows * dim
+    ahead = forward(config, load)
     return {
         "embedding": ahead["embedding"].bytes,
         "position_time": ahead["position_time"].bytes,
-        "encoders": 2 * norms + casts,
+        # With the sum of both encoders.
+        "encoders": 2 * norms + casts + 3 * width * encoded * dim,
         # The norm of the input, read and written.
         "stu_input": width * tokens * 2 * dim * (full + last),
         # One query per row uses keys and values once, so reading them takes longer than the products.
         "attention": width * tokens * (hstu.key_width + wide) * last,
         # Gate and attention read; gate, attention and their gated norm written with dropout.
         "stu_output": width * tokens * 5 * wide * full,
-        # The same again, gradients of the three read, those of gate and attention written.
-        "stu_output_backward": width * tokens * 12 * wide * full,
+        # Gradients of the three, gate and attention read; the three and gradients of gate and attention written.
+        "stu_output_backward": width * tokens * 10 * wide * full,
         "attention_backward": width * tokens * 2 * (hstu.key_width + wide) * last,
-        # The norm again, its gradient with the residual's, and that of the gate's SiLU.
-        "stu_input_backward": width * tokens * (6 * dim * (full + last) + 3 * wide * full),
-        "encoders_backward": 3 * norms + casts,
-        "position_time_backward": back["position_time_backward"].bytes,
-        "embedding_backward": back["embedding_backward"].bytes,
+        # The norm: its input, gradient and residual read, the gradient of the input and the normed rows written. The
+        # last layer has no residual, and a pass for the gradient of its bias.
+        "stu_input_backward": width * tokens * (5 * dim * full + (4 * dim + hstu.key_width + wide) * last),
+        # With the sums of gradients for the biases.
+        "encoders_backward": 4 * norms + casts,
+        "position_time_backward": summed,
+        # Read by row. Candidates are picked from the same rows: their gradient fills as many, and is added.
+        "embedding_backward": FLOAT * (5 * looked_up + 3 * load.triples * config.table_dim),
     }
 
 

@@ -322,7 +322,7 @@ def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
         precision="bfloat16" if fast.precision == "auto" else fast.precision,
         graph=fast.graph != "off",
         drawn="" if not drawn else "device" if fast.input in ("auto", "device") else "host",
-        plain=fast.mlp == "plain",
+        mlp="plain" if fast.mlp == "plain" else "fused",
     )
 
 

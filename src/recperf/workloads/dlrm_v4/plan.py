@@ -134,7 +134,7 @@ def _work(config: DLRMv4WorkloadConfig, history: float | None, items: float | No
 
     @lru_cache(maxsize=64)
     def lengths(samples: int) -> tuple[int, ...]:
-        return _batch_lengths(tokens, samples, least=model.context_tokens + 1)
+        return batch_lengths(tokens, samples, least=model.context_tokens + 1)
 
     @lru_cache(maxsize=64)
     def rows(samples: int) -> dict[str, int]:
@@ -200,7 +200,7 @@ def _origins(events: Lengths, origin: str) -> dict[str, str]:
     }
 
 
-def _batch_lengths(tokens: Lengths, samples: int, *, least: int) -> tuple[int, ...]:
+def batch_lengths(tokens: Lengths, samples: int, *, least: int) -> tuple[int, ...]:
     """Lengths of a batch: quantiles of the distribution, of its mean."""
     place_B = (np.arange(samples) + 0.5) / samples * len(tokens)
     length_B = np.asarray(tokens)[place_B.astype(np.int64)]
