@@ -196,10 +196,8 @@ def scores(seeds: int, auc: float) -> dict[str, Any]:
             "segments": {"new_users": {"hit_rate_10": 0.02, "ndcg_10": 0.01, "mrr": 0.01}},
             "ndcg_replicates": [ndcg + one for one in off],
         }
-        within = {"user_auc": value, "user_ndcg_10": value + 0.05}
-        own_rows = {"users": 866, "metrics": within, "ndcg_replicates": [value + one for one in off]}
         replicates, segments = [value + one for one in off], {"new_users": value - 0.02, "the_rest": value}
-        sampled = {"auc": value, "auc_replicates": replicates, "segments": segments, "within_users": own_rows}
+        sampled = {"auc": value, "auc_replicates": replicates, "segments": segments}
         return {**sampled, **{name: ranked if name == "ranking" else one for name, one in more.items()}}
 
     bins = [{"predicted": 0.05 + 0.1 * i, "observed": 0.04 + 0.1 * i, "rows": 2000} for i in range(10)]
@@ -235,7 +233,7 @@ def result(name: str, workload: str, seeds: int, auc: float) -> dict[str, Any]:
     each = [{"seed": 42 + i, "metrics": metrics(auc + 0.002 * i - 0.001 * (seeds - 1))} for i in range(seeds)]
     budget = {"data": 0.06, "embedding": 0.06, "bottom": 0.06, "interaction": 0.03, "top": 0.08, "loss": 0.05}
     return {
-        "schema": 2,
+        "schema": 3,
         "workload": workload,
         "run": name,
         "quality": {

@@ -149,8 +149,10 @@ def test_differences_are_paired_and_combine_the_seeds() -> None:
     best = best_of(quality.differences)
     assert best is not None
     assert (best.baseline, best.seeds, best.below_zero) == ("good", 2, 0.0)
-    assert best.auc == pytest.approx((model[0]["auc"] + model[1]["auc"]) / 2 - scores["baselines"]["good"]["auc"])
-    assert best.low < best.auc < best.high
+    assert best.difference == pytest.approx(
+        (model[0]["auc"] + model[1]["auc"]) / 2 - scores["baselines"]["good"]["auc"]
+    )
+    assert best.low < best.difference < best.high
     # The same users: far narrower than the two intervals beside each other.
     alone = interval(combined([seed["auc_replicates"] for seed in model]))
     assert best.high - best.low < 0.5 * (alone.high - alone.low)

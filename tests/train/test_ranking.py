@@ -12,14 +12,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import (
     label_ranking_average_precision_score,
     ndcg_score,
-    roc_auc_score,
     top_k_accuracy_score,
 )
 
 from recperf.train import ranking
 from recperf.train.baselines import FeatureRows, click_rules, fit_additive, majority
 from recperf.train.metrics import auc
-from recperf.train.ranking import RecentShares, first_positives, gains, positions, within_users
+from recperf.train.ranking import RecentShares, first_positives, gains, positions
 
 
 def test_metrics_are_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,24 +40,6 @@ def test_metrics_are_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found["mrr"] == pytest.approx(label_ranking_average_precision_score(truth_QI, scores_QI.numpy()))
         top = top_k_accuracy_score(targets_Q, scores_QI.numpy(), k=10, labels=np.arange(57))
         assert found["hit_rate_10"] == pytest.approx(top)
-
-
-@pytest.mark.parametrize("levels", [1000, 3])
-def test_metrics_within_users_are_scikit_learns(levels: int) -> None:
-    draw = np.random.default_rng(levels)
-    users = draw.integers(0, 30, 400) * 5
-    labels, scores = (draw.random(400) < 0.3).astype(float), draw.integers(0, levels, 400) / 7
-    users[:3], labels[:3] = 1000, 0.0
-    values, rows = within_users(torch.from_numpy(scores), torch.from_numpy(labels), torch.from_numpy(users))
-    expected = []
-    for user in users[rows.numpy()]:
-        own = users == user
-        expected.append((
-            roc_auc_score(labels[own], scores[own]), ndcg_score(labels[own][None], scores[own][None], k=10)
-        ))  # fmt: skip
-    assert 1000 not in users[rows.numpy()]
-    assert len(expected) > 20
-    np.testing.assert_allclose(torch.stack(list(values.values()), 1).numpy(), expected, atol=1e-12)
 
 
 def test_each_user_has_one_row_the_first_in_time() -> None:

@@ -27,7 +27,6 @@ from ..runs.schemas import (
     RankingFacts,
     SampledRanking,
     SampledScores,
-    SampledUsers,
     SavedScores,
     SegmentFacts,
     StrongestFeature,
@@ -44,7 +43,6 @@ from ..train.ranking import (
     joint,
     list_quality,
     positions,
-    within_users,
 )
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 
@@ -240,30 +238,19 @@ class AssessedRows:
         )
 
     def sampled(self, logits_N: Tensor, labels_N: Tensor) -> SampledScores:
-        """The AUC, in each segment that has both classes, and in replicates; and how well the own rows of each user are
-        ordered."""
+        """The AUC, in each segment that has both classes, and in replicates."""
         assert self.resampling is not None
         by_segment = {}
         for name, (inside_N, _) in self.segments.items():
             inside_labels = labels_N[inside_N]
             if 0 < int(inside_labels.sum()) < len(inside_labels):
                 by_segment[name] = auc(logits_N[inside_N], inside_labels)
-        sampled = SampledScores(
+        return SampledScores(
             auc=auc(logits_N, labels_N),
             auc_replicates=self.resampling.auc(logits_N, labels_N),
             probability_replicates=self.resampling.probabilities(logits_N, labels_N),
             segments=by_segment,
         )
-        if self.rows.users_N is None:
-            return sampled
-        values, rows_U = within_users(logits_N, labels_N, self.rows.users_N)
-        if len(rows_U):
-            sampled.within_users = SampledUsers(
-                users=len(rows_U),
-                metrics={name: float(values_U.mean()) for name, values_U in values.items()},
-                ndcg_replicates=self.resampling.mean(values[f"user_ndcg_{TOP}"], rows_U),
-            )
-        return sampled
 
     def ranks(self, score: Scorer, *, predicts_labels: bool) -> SampledRanking:
         assert isinstance(self.ranked, RankedRows)

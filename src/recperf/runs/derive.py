@@ -13,7 +13,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import convert
 
@@ -34,32 +34,26 @@ from .result import (
     ModelInterval,
     Overall,
     Performance,
-    ProbabilityDifference,
     Provenance,
     Quality,
     Ranking,
-    RankingDifference,
     Ranks,
     Result,
     Segment,
     StartedFrom,
     Target,
     Throughput,
-    WithinUsers,
 )
 from .resume import reported_changes
 from .schemas import (
     ChangeEvent,
-    SampledRanking,
     SampledScores,
-    SampledUsers,
     SavedScores,
     SegmentFacts,
     Timing,
 )
 
 Json = dict[str, Any]
-Differences = Sequence[Difference | RankingDifference]
 
 FINISHER = ("commit", "dirty", "packages", "command", "ended", "data_verified")
 """The fields of a provenance that only the process that finishes a run knows."""
@@ -135,13 +129,15 @@ def quality_of(evidence: Evidence, target: Target) -> Quality:
     return quality
 
 
-def meets(metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Differences = ()) -> bool:
+def meets(
+    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
+) -> bool:
     """Whether every bound of the target holds; None is no bound."""
     return all(met for _, met in bounds(metrics, baselines, target, differences))
 
 
 def bounds(
-    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Differences = ()
+    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
 ) -> Iterator[tuple[str, bool]]:
     """Every bound of the target beside the value that was reached, and whether it is met: a baseline is beaten where
     the AUC, or NDCG@10, is higher by more than the interval of the difference, or where that is not known, at all."""
@@ -149,7 +145,7 @@ def bounds(
     if beat is not None:
         name = leading(metrics)
         value, least = metrics[name], baselines[beat][name]
-        place = next((standing(row) for row in differences if row.baseline == beat), None)
+        place = next((row.standing for row in differences if row.baseline == beat), None)
         text = f"{name} {value:.4f} (above {least:.4f}, {beat}{f': {place}' if place else ''})"
         yield text, value > least and place in (None, "above")
     for name, bound in (("accuracy", target.accuracy), ("auc", target.auc)):
@@ -250,8 +246,6 @@ def budget_of(profile: Profile) -> dict[str, float] | None:
 FEW_ROWS = 1000
 LEAKED_AUC = 0.99
 
-D = TypeVar("D", Difference, RankingDifference)
-
 
 def interval(replicates: Sequence[float]) -> Interval:
     """The middle 95 % of the replicates."""
@@ -282,22 +276,27 @@ def add_detail(quality: Quality, scores: SavedScores) -> None:
     if paired and baselines:
         quality.baseline_intervals = {name: interval(rule.auc_replicates) for name, rule in baselines.items()}
         replicates = [seed.auc_replicates for seed in paired]
+        own = statistics.fmean(seed.auc or 0.0 for seed in paired)
         quality.differences = tuple(
-            Difference(
-                baseline=name,
-                auc=statistics.fmean(seed.auc or 0.0 for seed in paired) - (rule.auc or 0.0),
-                **_replicated(replicates, rule.auc_replicates),
-            )
+            _difference("auc", name, own - (rule.auc or 0.0), replicates, rule.auc_replicates)
             for name, rule in sorted(baselines.items(), key=lambda item: -(item[1].auc or 0.0))
         )
-        for row in quality.differences:
-            row.standing = standing(row)
-        quality.probabilities = tuple(_probabilities(quality, paired, baselines))
-    if own := [seed.within_users for seed in paired if seed.within_users]:
-        users = {name: rule.within_users for name, rule in baselines.items() if rule.within_users}
-        quality.within_users = WithinUsers(users=own[0].users, **_beside(own, users, "user_ndcg_10"))
+        losses = {rule: values["log_loss"] for rule, values in quality.baselines.items() if "log_loss" in values}
+        rules = [rule for rule in baselines if rule in losses and rule not in ORACLES]
+        best = min(rules, key=lambda rule: losses[rule], default="")
+        quality.probabilities = tuple(
+            _difference(
+                name,
+                best,
+                quality.metrics[name] - quality.baselines[best][name],
+                [seed.probability_replicates[name] for seed in paired],
+                theirs,
+            )
+            for name, theirs in (baselines[best].probability_replicates if best else {}).items()
+        )
     facts, ranked = scores.ranking, [seed.ranking for seed in paired if seed.ranking]
     if facts and ranked:
+        metrics, ndcg = _means([seed.metrics for seed in ranked]), [seed.ndcg_replicates for seed in ranked]
         quality.ranking = Ranking(
             users=facts.users,
             catalogue=facts.catalogue,
@@ -306,34 +305,17 @@ def add_detail(quality: Quality, scores: SavedScores) -> None:
             meeting=facts.meeting,
             split=facts.split,
             lists=_means([seed.lists for seed in ranked]) or None,
-            **_beside(ranked, facts.baselines, "ndcg_10"),
+            metrics=metrics,
+            baselines={name: rule.metrics for name, rule in facts.baselines.items()},
+            interval=interval(combined(ndcg)),
+            differences=tuple(
+                _difference("ndcg_10", name, metrics["ndcg_10"] - rule.metrics["ndcg_10"], ndcg, rule.ndcg_replicates)
+                for name, rule in sorted(facts.baselines.items(), key=lambda item: -item[1].metrics["ndcg_10"])
+            ),
         )
     else:
         quality.not_ranked = scores.not_ranked
     quality.warnings = tuple(warnings(scores, quality.metrics.get("auc", 0.0)))
-
-
-def _probabilities(
-    quality: Quality, seeds: list[SampledScores], baselines: dict[str, SampledScores]
-) -> Iterator[ProbabilityDifference]:
-    """Log loss and calibration error, of which less is better, beside those of the baseline with the lowest log
-    loss."""
-    losses = {rule: values["log_loss"] for rule, values in quality.baselines.items() if "log_loss" in values}
-    rules = [rule for rule in baselines if rule in losses and rule not in ORACLES]
-    best = min(rules, key=lambda rule: losses[rule], default=None)
-    if best is None:
-        return
-    for name, theirs in baselines[best].probability_replicates.items():
-        facts = _replicated([seed.probability_replicates[name] for seed in seeds], theirs)
-        low, high = facts["low"], facts["high"]
-        yield ProbabilityDifference(
-            metric=name,
-            baseline=best,
-            difference=quality.metrics[name] - quality.baselines[best][name],
-            low=low,
-            high=high,
-            standing="better" if high < 0 else "worse" if low > 0 else "level",
-        )
 
 
 def _segment(name: str, facts: SegmentFacts, seeds: list[SampledScores], scores: SavedScores) -> Segment:
@@ -362,46 +344,34 @@ def _means(rows: Sequence[Metrics]) -> Metrics:
     return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
 
 
-def _beside(seeds: Sequence[SampledRanking | SampledUsers], rules: dict[str, Any], metric: str) -> dict[str, Any]:
-    """Metrics of the seeds and of the baselines, with the interval and the differences of an NDCG."""
-    replicates, own = [seed.ndcg_replicates for seed in seeds], _means([seed.metrics for seed in seeds])
-    return {
-        "metrics": own,
-        "baselines": {name: rule.metrics for name, rule in rules.items()},
-        "interval": interval(combined(replicates)),
-        "differences": tuple(
-            RankingDifference(
-                baseline=name,
-                ndcg=own[metric] - rule.metrics[metric],
-                **_replicated(replicates, rule.ndcg_replicates),
-            )
-            for name, rule in sorted(rules.items(), key=lambda item: -float(item[1].metrics[metric]))
-        ),
-    }
-
-
-def _replicated(seeds: Sequence[Sequence[float]], theirs: Sequence[float]) -> dict[str, Any]:
+def _difference(
+    metric: str, baseline: str, value: float, seeds: Sequence[Sequence[float]], theirs: Sequence[float]
+) -> Difference:
     """Model less baseline: the interval over users and seeds, and how often the difference is negative."""
     replicates = combined([[one - other for one, other in zip(own, theirs)] for own in seeds])
-    bounds, negative = interval(replicates), sum(value < 0 for value in replicates)
-    return {"low": bounds.low, "high": bounds.high, "below_zero": negative / len(replicates), "seeds": len(seeds)}
+    ends, negative = interval(replicates), sum(value < 0 for value in replicates)
+    return Difference(
+        low=ends.low,
+        high=ends.high,
+        metric=metric,
+        baseline=baseline,
+        difference=value,
+        below_zero=negative / len(replicates),
+        seeds=len(seeds),
+        standing="above" if ends.low > 0 else "below" if ends.high < 0 else "level",
+    )
 
 
-def best_of(differences: Sequence[D]) -> D | None:
+def best_of(differences: Sequence[Difference]) -> Difference | None:
     """Of differences with the best baseline first, that to the first one that is no oracle."""
     return next((row for row in differences if row.baseline not in ORACLES), None)
 
 
-def compared(quality: Quality) -> Sequence[Difference | RankingDifference]:
+def compared(quality: Quality) -> Sequence[Difference]:
     """The differences to every baseline that decide whether it is beaten: in AUC, or of a workload that ranks items
     without labels in NDCG@10."""
     ranking = quality.ranking
     return ranking.differences if ranking and ranking.split else quality.differences
-
-
-def standing(row: Difference | RankingDifference) -> str:
-    """Whether the model is above, level with or below a baseline: level where the 95 % interval includes 0."""
-    return "above" if row.low > 0 else "below" if row.high < 0 else "level"
 
 
 def few_rows(rows: int) -> str | None:

@@ -10,7 +10,7 @@ from ..jsonfile import Meta, Number, Problem, Struct, as_json, fit
 from ..measure.profile_records import Rank, RankTimes, TableTraffic
 from ..measure.records import Percentiles
 
-SCHEMA = 2
+SCHEMA = 3
 
 Metrics = dict[str, Number]
 """accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins); of hstu
@@ -70,27 +70,17 @@ class ModelInterval(Interval):
 
 
 class Difference(Interval):
-    """The AUC of the model less that of a baseline, from replicates with the same users."""
-
-    baseline: str
-    auc: Number
-    below_zero: Number
-    """Share of the replicates in which the baseline is better."""
-    seeds: int
-    """Seeds that were scored on the rows that the baseline was scored on."""
-    standing: str = ""
-    """above, level with or below the baseline: level where the interval includes 0."""
-
-
-class ProbabilityDifference(Interval):
-    """The log loss, or the calibration error, of the model less that of the baseline with the lowest log
-    loss."""
+    """A metric of the model less that of a baseline, from replicates with the same users or rows."""
 
     metric: str
     baseline: str
     difference: Number
+    below_zero: Number
+    """Share of the replicates in which it is negative."""
+    seeds: int
+    """Seeds that were scored on the rows that the baseline was scored on."""
     standing: str
-    """better than, level with or worse than the baseline: level where the interval includes 0."""
+    """above, level or below: level where the interval includes 0."""
 
 
 class CalibrationBin(Struct):
@@ -121,15 +111,6 @@ class Segment(Struct, omit_defaults=True):
     """What `at_most` counts: training rows, or events before the row."""
 
 
-class RankingDifference(Interval):
-    """The NDCG of the model less that of a baseline."""
-
-    baseline: str
-    ndcg: Number
-    below_zero: Number
-    seeds: int
-
-
 class Ranking(Struct, omit_defaults=True):
     """Where the item of a held-out row lands among other items; ties count as if broken at random."""
 
@@ -144,7 +125,8 @@ class Ranking(Struct, omit_defaults=True):
     baselines: dict[str, Metrics]
     interval: Interval
     """Of ndcg_10."""
-    differences: tuple[RankingDifference, ...]
+    differences: tuple[Difference, ...]
+    """Of ndcg_10, to every baseline, the best first."""
     repeats: bool | None = None
     """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their
     user."""
@@ -156,19 +138,6 @@ class Ranking(Struct, omit_defaults=True):
     compete."""
     split: str | None = None
     """Of hstu, which ranks held-out items: leave-one-out or time. There, ties count against the held-out item."""
-
-
-class WithinUsers(Struct):
-    """How well the scored rows of each user are ordered among themselves: what a ranking of items shown is."""
-
-    users: int
-    """Those whose scored rows have both labels."""
-    metrics: Metrics
-    """user_auc, user_ndcg_10: means over users and seeds."""
-    baselines: dict[str, Metrics]
-    interval: Interval
-    """Of user_ndcg_10."""
-    differences: tuple[RankingDifference, ...]
 
 
 class Quality(Struct, omit_defaults=True):
@@ -189,11 +158,10 @@ class Quality(Struct, omit_defaults=True):
     """Of the AUC; None for more than 20 million rows."""
     baseline_intervals: dict[str, Interval] | None = None
     differences: tuple[Difference, ...] = ()
-    """To every baseline, the best first."""
-    probabilities: tuple[ProbabilityDifference, ...] = ()
-    """Of the log loss and of the calibration error: a gain in AUC may be a loss there."""
-    within_users: WithinUsers | None = None
-    """None where rows have no user."""
+    """Of the AUC, to every baseline, the best first."""
+    probabilities: tuple[Difference, ...] = ()
+    """Of the log loss and of the calibration error, to the baseline with the lowest log loss: more AUC may come with a
+    loss there."""
     segments: tuple[Segment, ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
     """Means over the seeds."""

@@ -87,12 +87,6 @@ class SampledRanking(Struct, omit_defaults=True):
     """What the first items of different users have in common, and how popular these are."""
 
 
-class SampledUsers(Struct):
-    users: int
-    metrics: Metrics
-    ndcg_replicates: list[Number]
-
-
 class SegmentFacts(Struct):
     rows: int
     at_most: int
@@ -127,7 +121,6 @@ class SampledScores(Struct, omit_defaults=True):
     """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
     calibration: tuple[CalibrationBin, ...] = ()
     ranking: SampledRanking | None = None
-    within_users: SampledUsers | None = None
 
 
 class StrongestFeature(Struct):

@@ -99,44 +99,6 @@ def gains(higher_Q: Tensor, same_Q: Tensor, top: int = TOP) -> dict[str, Tensor]
     return expected
 
 
-def within_users(scores_N: Tensor, labels_N: Tensor, users_N: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """For each user whose rows have both labels, the AUC and NDCG of the own rows, ties as if broken at random; and one
-    row of each such user."""
-    order_N = scores_N.double().sort(descending=True, stable=True)[1]
-    order_N = order_N[users_N[order_N].sort(stable=True)[1]]
-    users, scores, labels = users_N[order_N], scores_N.double()[order_N], (labels_N[order_N] > 0).double()
-    begins = torch.ones(len(users), dtype=torch.bool)
-    begins[1:] = users[1:] != users[:-1]
-    user_N = begins.cumsum(0) - 1
-    first_U = begins.nonzero().squeeze(1)
-    rank_N = torch.arange(len(users)) - first_U[user_N] + 1
-    ties = begins.clone()
-    ties[1:] |= scores[1:] != scores[:-1]
-    tie_N = ties.cumsum(0) - 1
-    count_T = torch.bincount(tie_N).double()
-
-    def shared(values_N: Tensor) -> Tensor:
-        """The mean over rows of a user with one score."""
-        return (torch.bincount(tie_N, values_N) / count_T)[tie_N]
-
-    def total(values_N: Tensor) -> Tensor:
-        return torch.bincount(user_N, values_N)
-
-    discount_N = torch.where(rank_N <= TOP, 1 / (1 + rank_N.double()).log2(), 0.0)
-    positives_U, rows_U = total(labels), total(torch.ones_like(labels))
-    best_U = total(torch.where(rank_N <= positives_U[user_N], discount_N, 0.0))
-    both_U = (positives_U > 0) & (positives_U < rows_U)
-    pairs_U = positives_U * (rows_U - positives_U)
-    # Of a positive at rank r, among p positives and n rows: the negatives that rank below it, summed up.
-    below_U = positives_U * rows_U + positives_U - total(labels * shared(rank_N.double()))
-    below_U = below_U - positives_U * (positives_U + 1) / 2
-    values = {
-        "user_auc": (below_U / pairs_U.clamp_min(1))[both_U],
-        f"user_ndcg_{TOP}": (total(labels * shared(discount_N)) / best_U.clamp_min(1e-300))[both_U],
-    }
-    return values, order_N[first_U[both_U]]
-
-
 def first_positives(labels_N: Tensor, users_N: Tensor, times_N: Tensor | None) -> Tensor:
     """The first positive row of every user that has one, users in a fixed random order."""
     rows_M = (labels_N > 0).nonzero().squeeze(1)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ...jsonfile import Number, Struct
-from ..derive import best_of, combined, interval, standing
+from ..derive import best_of, combined, interval
 from ..evidence import Evidence
-from ..result import Difference, Interval, Metrics, RankingDifference, Result
+from ..result import Difference, Interval, Metrics, Result
 from ..schemas import SampledScores, SavedScores
 from . import formats as fmt
 from .blocks import Block, Cell, Report, Section, Table, Text, cells
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
+from .quality_sections import TONES
 
 SCHEMA = 1
 LABELS, ITEMS = ("auc", "log_loss"), ("ndcg_10", "hit_rate_10")
@@ -36,15 +37,6 @@ class BenchModel(Struct):
     error: str | None = None
 
 
-class Standing(Interval):
-    """A model less the best baseline that it was scored with."""
-
-    baseline: str
-    difference: Number
-    standing: str
-    """above, level or below: level where the interval includes 0."""
-
-
 class BenchRow(Struct):
     name: str
     metrics: Metrics
@@ -52,7 +44,8 @@ class BenchRow(Struct):
     """Of the columns that have one."""
     model: BenchModel | None = None
     """None for a baseline."""
-    standing: Standing | None = None
+    standing: Difference | None = None
+    """To the best baseline that it was scored with."""
 
 
 class BenchTable(Struct):
@@ -96,7 +89,7 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[t
     must be equal for another run's rows to join it."""
     quality, split = result.quality, result.data.split
     if "auc" in quality.metrics:
-        place = _standing(best_of(quality.differences))
+        place = best_of(quality.differences)
         own = BenchRow(model.workload, quality.metrics, _intervals(list(scores.seeds.values())), model, place)
         rules = [
             BenchRow(name, values, _intervals([scores.baselines[name]] if name in scores.baselines else []))
@@ -109,7 +102,7 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[t
     if ranking is None:
         return
     facts = scores.ranking.baselines if scores.ranking else {}
-    place, first = _standing(best_of(ranking.differences)), ITEMS[0]
+    place, first = best_of(ranking.differences), ITEMS[0]
     own = BenchRow(model.workload, ranking.metrics, {first: ranking.interval}, model, place)
     rules = [
         BenchRow(name, values, {first: interval(facts[name].ndcg_replicates)} if name in facts else {})
@@ -129,13 +122,6 @@ def _intervals(sampled: list[SampledScores]) -> dict[str, Interval]:
     replicates = {"auc": [one.auc_replicates for one in sampled]}
     replicates["log_loss"] = [one.probability_replicates.get("log_loss", []) for one in sampled]
     return {name: interval(combined(rows)) for name, rows in replicates.items() if rows and all(rows)}
-
-
-def _standing(row: Difference | RankingDifference | None) -> Standing | None:
-    if row is None:
-        return None
-    value = row.auc if isinstance(row, Difference) else row.ndcg
-    return Standing(low=row.low, high=row.high, baseline=row.baseline, difference=value, standing=standing(row))
 
 
 def _merge(table: BenchTable, part: BenchTable, workload: str) -> None:
@@ -179,11 +165,7 @@ def _verdict(table: BenchTable) -> str:
     first = table.columns[0]
     best = next(row for row in table.rows if row.model)
     text = f"{_title(table)}: {best.name} is the best model, {metric(first)} {best.metrics[first]:.4f}"
-    return f"{text}, {standing_text(best.standing)}." if best.standing else f"{text}."
-
-
-def standing_text(row: Standing) -> str:
-    return fmt.stands(baseline(row.baseline), row.difference, row.low, row.high)
+    return f"{text}, {fmt.stands(best.standing)}." if best.standing else f"{text}."
 
 
 def _blocks(table: BenchTable) -> list[Block]:
@@ -207,10 +189,7 @@ def _row(row: BenchRow, table: BenchTable) -> tuple[Cell, ...]:
         return cells(
             Cell(baseline(rule) + (f" of {of}" if of else ""), swatch="other"), *values, NONE, NONE, NONE, NONE
         )
-    tones = {"above": "good", "below": "bad"}
-    place = Cell(NONE)
-    if row.standing:
-        place = Cell(standing_text(row.standing), tones.get(row.standing.standing, ""))
+    place = Cell(fmt.stands(row.standing), TONES[row.standing.standing]) if row.standing else Cell(NONE)
     seconds = NOT_MEASURED if model.seconds is None else fmt.time(1e3 * model.seconds)
     memory = NOT_MEASURED if model.peak_bytes is None else fmt.size(model.peak_bytes)
     return cells(Cell(row.name, "strong", "accent"), *values, place, seconds, memory, Path(model.run).name)

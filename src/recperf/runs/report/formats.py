@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ... import units
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
-from ..result import Overall, Throughput
+from ..result import Difference, Overall, Throughput
 
 NONE = "–"
 """Shown where a row has no value."""
@@ -20,7 +20,6 @@ NOT_MEASURED = "not measured"
 METRICS = {
     "auc": "AUC", "lifetime_auc": "lifetime AUC", "hit_rate_10": "HR@10", "ndcg_10": "NDCG@10", "mrr": "MRR",
     "validation_ndcg_10": "validation NDCG@10",
-    "user_auc": "AUC within users", "user_ndcg_10": "NDCG@10 within users",
 }  # fmt: skip
 BASELINES = {
     "user_item_bias": "user + item bias",
@@ -143,9 +142,10 @@ def sides(low: float, high: float) -> str:
     return f"{abs(near):.4f} to {side(far)}"
 
 
-def stands(other: str, value: float, low: float, high: float) -> str:
+def stands(row: Difference) -> str:
     """`0.0120 above item-kNN (0.0080 to 0.0160 above)`; level with it where the interval includes 0."""
-    return f"{'level with' if low <= 0 <= high else side(value)} {other} ({sides(low, high)})"
+    place = "level with" if row.standing == "level" else side(row.difference)
+    return f"{place} {baseline(row.baseline)} ({sides(row.low, row.high)})"
 
 
 def of_ceiling(share: float | None, bound: str) -> str:

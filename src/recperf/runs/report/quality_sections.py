@@ -3,15 +3,16 @@ page and of a terminal."""
 
 from __future__ import annotations
 
-from ...train.config import CHOOSING, ORACLES, RANKED, VALIDATION, baseline_to_beat, leading
-from ..derive import best_of, compared, standing
+from ...train.config import CHOOSING, RANKED, VALIDATION, baseline_to_beat, leading
+from ..derive import best_of, compared
 from ..evidence import Evidence
-from ..result import Difference, Metrics, Quality, Ranking, RankingDifference, Result, WithinUsers
+from ..result import Difference, Metrics, Quality, Ranking, Result
 from . import charts
 from .blocks import Block, Cell, Figure, Section, Table, Text, cells
 from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
+TONES = {"above": "good", "below": "bad", "level": ""}
 
 
 def sections(run: Evidence, key: str) -> list[Section]:
@@ -41,7 +42,7 @@ def sections(run: Evidence, key: str) -> list[Section]:
             caption += " Lines on the bars of the AUC: 95 % intervals."
         draw = lambda: charts.quality(bars, panels, target)  # noqa: E731
         blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
-    more = [*_within_users(run.result), *_ranking(run.result), *_segments(run.result), *_calibration(run.result, key)]
+    more = [*_ranking(run.result), *_segments(run.result), *_calibration(run.result, key)]
     return [
         Section("quality", "Quality", blocks),
         Section("qualities", "Quality in detail", [quality_table(run.result), *more]),
@@ -104,34 +105,33 @@ def quality_fact(result: Result) -> str:
     ranking = part.ranking
     ends = ranking.interval if name == "ndcg_10" and ranking else part.interval if name == "auc" else None
     text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
-    if best := next((row for row in compared(part) if row.baseline not in ORACLES), None):
-        text += f", {_stands(best)}"
+    if best := best_of(compared(part)):
+        text += f", {stands(best)}"
     if ranking and not ranking.split and (best := best_of(ranking.differences)):
-        text += f"; NDCG@10 {_stands(best)}"
-    worse = [metric(row.metric) for row in part.probabilities if row.standing == "worse"]
+        text += f"; NDCG@10 {stands(best)}"
+    worse = [metric(row.metric) for row in part.probabilities if row.standing == "above"]
     return f"{text}; {' and '.join(worse)} worse" if worse else text
 
 
 def auc_certainty(result: Result) -> list[str]:
     """How certain the AUC is, and the difference to the best baseline."""
     part, sentences = result.quality, []
-    bounds, difference = part.interval, best_of(part.differences)
+    bounds, best = part.interval, best_of(part.differences)
     if bounds:
         sentences.append(
             f"AUC {part.metrics['auc']:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
             f"{bounds.replicates} bootstrap samples of {count(bounds.units)} {bounds.by}."
         )
-    if difference:
-        seeds = f"{difference.seeds} seed{'s' * (difference.seeds > 1)}"
+    if best:
+        seeds = f"{best.seeds} seed{'s' * (best.seeds > 1)}"
         sentences.append(
-            f"AUC {side(difference.auc)} {baseline(difference.baseline)} ({sides(difference.low, difference.high)}), "
-            f"{seeds}; the baseline is better in {percent(difference.below_zero, 1)} of the bootstrap samples."
+            f"AUC {side(best.difference)} {baseline(best.baseline)} ({sides(best.low, best.high)}), "
+            f"{seeds}; the baseline is better in {percent(best.below_zero, 1)} of the bootstrap samples."
         )
     for row in part.probabilities:
         # A gain in AUC may be a loss in log loss or calibration.
-        place = stands(baseline(row.baseline), row.difference, row.low, row.high)
-        better = "" if row.standing == "level" else f", which is {row.standing}"
-        sentences.append(f"{metric(row.metric)} {part.metrics[row.metric]:.4f}, {place}{better}.")
+        better = {"above": ", which is worse", "below": ", which is better"}.get(row.standing, "")
+        sentences.append(f"{metric(row.metric)} {part.metrics[row.metric]:.4f}, {stands(row)}{better}.")
     return sentences
 
 
@@ -157,7 +157,7 @@ def _ranked_by(ranking: Ranking) -> str:
     return "Candidates are ranked by the predicted probability of a positive label."
 
 
-def to_beat(result: Result) -> Difference | RankingDifference | None:
+def to_beat(result: Result) -> Difference | None:
     """The difference to the baseline that the model had to beat; None if it is not known."""
     beat = baseline_to_beat(result.quality.target.beat, result.quality.baselines)
     return next((row for row in compared(result.quality) if row.baseline == beat), None)
@@ -166,7 +166,7 @@ def to_beat(result: Result) -> Difference | RankingDifference | None:
 def standing_text(result: Result) -> str:
     """How far the model is above or below the baseline that it had to beat; empty if that is not known."""
     row = to_beat(result)
-    return _stands(row) if row else ""
+    return stands(row) if row else ""
 
 
 def outcome(result: Result) -> str:
@@ -174,27 +174,8 @@ def outcome(result: Result) -> str:
     row = to_beat(result)
     if result.quality.met:
         return "target met"
-    where = {"level": "level with", "below": "below"}.get(standing(row)) if row else None
+    where = {"level": "level with", "below": "below"}.get(row.standing) if row else None
     return f"target missed: {where} {baseline(row.baseline)}" if row and where else "target missed"
-
-
-def _value(row: Difference | RankingDifference) -> float:
-    return row.auc if isinstance(row, Difference) else row.ndcg
-
-
-def _stands(row: Difference | RankingDifference) -> str:
-    return stands(baseline(row.baseline), _value(row), row.low, row.high)
-
-
-def _within_users(result: Result) -> list[Block]:
-    rows = result.quality.within_users
-    if not rows:
-        return []
-    note = (
-        f"The scored rows of each of {count(rows.users)} users with both labels, ordered among themselves: how a "
-        "model orders items that a user did meet. Ties count as if broken at random."
-    )
-    return [_ranking_table(result.workload, rows, note)]
 
 
 def _ranking(result: Result) -> list[Block]:
@@ -220,16 +201,14 @@ def _ranking(result: Result) -> list[Block]:
     return [_ranking_table(result.workload, ranking, note), *lists]
 
 
-def _ranking_table(workload: str, ranking: Ranking | WithinUsers, note: str) -> Table:
+def _ranking_table(workload: str, ranking: Ranking, note: str) -> Table:
     names = list(ranking.metrics)
     own = [Cell(f"{ranking.metrics[name]:.4f}", "strong") for name in names]
     rows = [(Cell(workload, "strong", "accent"), *own, Cell(NONE))]
-    by_name = {row.baseline: row for row in ranking.differences}
-    for name, row in by_name.items():
-        values = [f"{ranking.baselines[name][one]:.4f}" for one in names]
-        tone = "good" if row.low > 0 else "bad" if row.high < 0 else ""
-        difference = Cell(side(row.ndcg), tone, second_line=sides(row.low, row.high))
-        rows.append(cells(Cell(baseline(name), swatch="other"), *values, difference))
+    for row in ranking.differences:
+        values = [f"{ranking.baselines[row.baseline][one]:.4f}" for one in names]
+        difference = Cell(side(row.difference), TONES[row.standing], second_line=sides(row.low, row.high))
+        rows.append(cells(Cell(baseline(row.baseline), swatch="other"), *values, difference))
     return Table(("", *(metric(name) for name in names), "NDCG@10 of the model"), rows, note)
 
 
