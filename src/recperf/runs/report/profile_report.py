@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...measure.attribution import attribute, divided_ms
+from ...measure.ceilings import ceilings_of_profile
 from ...measure.limits import ranks_sentence
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
@@ -21,24 +23,24 @@ from ...measure.profile_records import (
     Transfer,
     Trust,
 )
+from ...measure.records import Advice, Explanation
 from ...measure.rows import place_rows
 from ...measure.trace.records import ComparedRanks, TracedCollective
 from ...units import digits
 from . import charts
 from . import formats as fmt
-from .blocks import Block, Cell, Figure, Report, Section, Table, Text, arranged, cells, definitions, table_of
+from .blocks import Block, Cell, Figure, Report, Section, Table, Text, cells, definitions, table_of
 from .charts import in_order
 from .formats import NONE, component
 from .step_sections import (
     TOP,
-    advice_blocks,
-    headline,
+    experiment_blocks,
     keyed,
     last_name,
     measured_sections,
-    step_facts,
+    report_of_step,
+    sections_of,
     unseen,
-    workload_sections,
 )
 
 SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
@@ -48,33 +50,44 @@ def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any]
     # Every text of the report comes from these, so one pass here keeps control characters out of all of it.
     profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
     torch = profile.trust.versions.get("torch") if profile.trust else None
-    step = f"{fmt.time(profile.overhead.plain_ms)} a step of {profile.batch_size:,} samples"
-    subtitle = filter(None, [profile.preset, profile.device, step, torch and f"torch {torch}"])
-    measured, missing = step_sections_of(profile, peaks, "profile")
-    return Report(
-        key="profile",
-        title=profile.workload or "profile",
-        name="profile",
-        subtitle=" · ".join(subtitle),
-        verdict=headline(profile.verdict),
-        measured=True,
-        facts=step_facts(
-            profile.verdict,
-            place_rows([], profile.shares, profile.observed),
-            profile.advice,
-            unseen(missing),
-            ranks_sentence(profile.communication),
-        ),
-        sections=arranged([*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))]),
+    length = f"{fmt.time(profile.overhead.plain_ms)} a step of {profile.batch_size:,} samples"
+    measured, missing = step_sections(profile, peaks, "profile")
+    return report_of_step(
+        limits_of(profile, peaks),
+        advice_of(profile),
+        profile.workload or "profile",
+        [profile.preset, profile.device, length, torch and f"torch {torch}"],
+        [*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))],
+        unseen=("not seen", unseen(missing)),
+        ranks=ranks_sentence(profile.communication),
     )
 
 
-def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
+def advice_of(profile: Profile) -> list[Advice] | None:
+    """None: not measured."""
+    return profile.advice if isinstance(profile.advice, list) else None
+
+
+def limits_of(profile: Profile, peaks: Peaks | None) -> Explanation:
+    observed = profile.observed
+    return Explanation(
+        verdict=profile.verdict,
+        shares=profile.shares,
+        operators=attribute(observed, ceilings_of_profile(profile, peaks)).operators,
+        places=place_rows([], profile.shares, observed),
+        advice=advice_of(profile) or [],
+        step_ms=observed.step_ms,
+        notes=observed.notes,
+        timeline=observed.timeline,
+    )
+
+
+def step_sections(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections about a step of a workload, and the titles of those that were not measured, by reason."""
     measured, missing = measured_sections(
         profile,
         (
-            ("advice", "What to change", "advice", advice_blocks),
+            ("advice", "What to change", "advice", None),
             ("budget", "Step budget", "components", lambda _: budget_blocks(profile, key)),
             ("kernels", "Kernels", "kernels", lambda one: kernels(one, profile.step_ms.p50)),
             ("roofline", "Roofline", "roofline", lambda points: roofline_blocks(points, peaks, key)),
@@ -84,7 +97,16 @@ def step_sections_of(profile: Profile, peaks: Peaks | None, key: str) -> tuple[l
             ("communication", "Communication", "communication", lambda several: communication(key, several)),
         ),
     )
-    return [*workload_sections(profile, peaks, key), *measured], missing
+    observed = profile.observed
+    steps, waited = observed.steps.plain if observed.steps else None, observed.preempted or 0.0
+    without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
+    evidence = [
+        Text(f"From {fmt.count(steps)} observed steps of {fmt.time(observed.step_ms.p50)}{without}.", "note"),
+        *experiment_blocks(profile.experiments),
+        *(Text(fmt.sentence(note), "note") for note in observed.notes if note),
+    ]
+    whole = divided_ms(observed.waits, observed.operators)
+    return [*sections_of(limits_of(profile, peaks), whole, advice_of(profile), evidence, key), *measured], missing
 
 
 def budget_blocks(profile: Profile, key: str) -> list[Block]:

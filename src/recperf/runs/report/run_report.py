@@ -4,7 +4,6 @@ several runs has their comparison on top."""
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -16,12 +15,11 @@ from ..evidence import Evidence, curve
 from ..result import Result
 from ..resume import change_text, is_free
 from ..schemas import Scores
-from . import charts, page, quality_sections
+from . import charts, page, profile_report, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric
-from .profile_report import step_sections_of
 from .quality_sections import lowest, outcome, quality_fact, target_text
 from .step_sections import advice_facts, headline, keyed
 
@@ -114,7 +112,7 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     ]
     if run.profile is None:
         return [*facts, ("limit", NOT_MEASURED)]
-    return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(run.profile.advice)]
+    return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(profile_report.advice_of(run.profile))]
 
 
 def step_sections(run: Evidence, key: str) -> list[Section]:
@@ -122,13 +120,11 @@ def step_sections(run: Evidence, key: str) -> list[Section]:
     if run.profile is None:
         return []
     profile = structs.replace(run.profile, roofline=roofline(run.profile, run.peaks) if run.peaks else None)
-    measured, _ = step_sections_of(profile, run.peaks, key)
-    return [
-        replace(section, blocks=[*_training_steps(run, run.profile), *section.blocks])
-        if section.key == "budget"
-        else section
-        for section in measured
-    ]
+    measured, _ = profile_report.step_sections(profile, run.peaks, key)
+    for section in measured:
+        if section.key == "budget":
+            section.blocks[:0] = _training_steps(run, profile)
+    return measured
 
 
 def _training_steps(run: Evidence, profile: Profile) -> list[Block]:

@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...jsonfile import Struct
-from ...measure.attribution import attribute, divided_ms
-from ...measure.ceilings import ceilings_of_profile
+from ...measure.attribution import divided_ms
 from ...measure.limits import NOT_JUDGED, TEXTS
-from ...measure.peaks.records import Peaks
 from ...measure.places import place_text
-from ...measure.profile_records import Profile
-from ...measure.records import Advice, DividedOperator, Experiment, PartTime, PlaceTime, StepProfile, Verdict
-from ...measure.rows import place_rows
+from ...measure.records import (
+    Advice,
+    DividedOperator,
+    Experiment,
+    Explanation,
+    PartTime,
+    PlaceTime,
+    StepProfile,
+    Verdict,
+)
 from . import charts, timeline
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
@@ -35,11 +40,12 @@ def why_missing(profile: Struct, key: str) -> str | None:
 
 
 def measured_sections(
-    profile: Struct, listed: Iterable[tuple[str, str, str, Callable[[Any], list[Block]]]]
+    profile: Struct, listed: Iterable[tuple[str, str, str, Callable[[Any], list[Block]] | None]]
 ) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections that were measured, and the titles of the others by the reason why they were not.
 
-    Each is listed as its key, its title, the field of the profile that it shows, and the function that builds it.
+    Each is listed as its key, its title, the field of the profile that it shows, and the function that builds it; None:
+    it is built elsewhere.
     """
     built: list[Section] = []
     missing: dict[str, list[str]] = {}
@@ -47,7 +53,7 @@ def measured_sections(
         reason = why_missing(profile, field)
         if reason:
             missing.setdefault(reason, []).append(title.lower())
-        else:
+        elif build:
             built.append(Section(key, title, build(getattr(profile, field))))
     return built, missing
 
@@ -68,23 +74,69 @@ def keyed(name: str, text: str = "") -> Cell:
     return Cell(text or fmt.component(name), swatch=hue, faint=faint, width=30)
 
 
+def sections_of(
+    step: Explanation, whole_ms: float, advice: list[Advice] | None, evidence: list[Block], key: str = "step"
+) -> list[Section]:
+    """The sections that every kind of profile has about a step of `whole_ms`, of which the shares are."""
+    verdict, shares = step.verdict, [*share_blocks(step.shares, whole_ms, key), *place_blocks(step.places)]
+    because = [Text(text, "" if index else "lead") for index, text in enumerate(verdict.because)]
+    doubts = (Text(f"Doubt: {doubt}.", "note") for doubt in verdict.doubts)
+    return [
+        *timeline.sections(step.timeline, step.operators, step.step_ms.p50),
+        *([] if advice is None else [Section("advice", "What to change", advice_blocks(advice))]),
+        Section("shares", "Where the time goes", shares),
+        Section("limits", "What limits the step", [*because, *doubts, *evidence]),
+        Section("operators", "Operators", operator_blocks(step.operators)),
+    ]
+
+
+def report_of_step(
+    step: Explanation,
+    advice: list[Advice] | None,
+    title: str,
+    subtitle: Iterable[str | None],
+    sections: list[Section],
+    *,
+    unseen: tuple[str, list[str]],
+    key: str = "profile",
+    ranks: str = "",
+) -> Report:
+    """The report of a step: its limit, the places that take most of it, what to try, and what was not seen; `ranks` is
+    the sentence about several of them."""
+    verdict = step.verdict
+    second = ranks or next(iter(verdict.because[1:]), "")
+    facts: list[tuple[str, str | Cell]] = [("limit", headline(verdict)), *([("", second)] if second else [])]
+    facts += [("doubt", "; ".join(verdict.doubts))] if verdict.doubts else []
+    facts += [
+        ("" if index else "places", f"{place_text(row, width=60)}: {fmt.percent(row.share)}, {row.limit}")
+        for index, row in enumerate(step.places[:PLACES])
+    ]
+    facts += [*advice_facts(advice), *([(unseen[0], "; ".join(unseen[1]))] if unseen[1] else [])]
+    return Report(
+        key=key,
+        title=title,
+        name=key,
+        subtitle=" · ".join(filter(None, subtitle)),
+        verdict=ranks or headline(verdict),
+        measured=True,
+        facts=facts,
+        sections=arranged(sections),
+    )
+
+
 def report_of(profile: StepProfile) -> Report:
     """The report of a profiled step, named after its program."""
     profile = fmt.all_printable(profile)
-    verdict, machine = profile.verdict, profile.machine
-    subtitle = [profile.device, f"{fmt.time(profile.step_ms.p50)} per step"]
-    subtitle += [f"{profile.threads} threads"] if profile.device == "cpu" else []
-    subtitle += [f"torch {machine['torch']}"] if machine.get("torch") else []
-    return Report(
-        key="step",
-        title=profile.program["script"] if profile.program else "step",
-        name="profile",
-        subtitle=" · ".join(subtitle),
-        verdict=headline(verdict),
-        measured=True,
-        facts=step_facts(verdict, profile.places, profile.advice, profile.notes, label="notes"),
-        sections=sections(profile),
-    )
+    torch, whole = profile.machine.get("torch"), divided_ms(profile.waits, profile.operators)
+    sections = [
+        *sections_of(profile, whole, profile.advice, experiment_blocks(profile.experiments)),
+        *([Section("parts", "Parts", part_blocks(profile.parts))] if profile.parts else []),
+        Section("trust", "Trust", _trust(profile)),
+    ]
+    threads = f"{profile.threads} threads" if profile.device == "cpu" else None
+    subtitle = [profile.device, f"{fmt.time(profile.step_ms.p50)} per step", threads, torch and f"torch {torch}"]
+    title = profile.program["script"] if profile.program else "step"
+    return report_of_step(profile, profile.advice, title, subtitle, sections, unseen=("notes", profile.notes))
 
 
 def headline(verdict: Verdict) -> str:
@@ -92,66 +144,6 @@ def headline(verdict: Verdict) -> str:
     because = verdict.because[0] if verdict.because else ""
     confidence = "" if verdict.limit == NOT_JUDGED else f" ({verdict.confidence} confidence)"
     return f"{verdict.limit}{confidence}: {because}"
-
-
-def step_facts(
-    verdict: Verdict, places: list[PlaceTime], advice: Any, unseen: list[str], also: str = "", label: str = "not seen"
-) -> list[tuple[str, str | Cell]]:
-    """The limit, the places that take most of the step, what to try, and what was not seen; `also` replaces the
-    second sentence of the verdict."""
-    second = also or next(iter(verdict.because[1:]), "")
-    facts: list[tuple[str, str | Cell]] = [("limit", headline(verdict)), *([("", second)] if second else [])]
-    facts += [("doubt", "; ".join(verdict.doubts))] if verdict.doubts else []
-    facts += [
-        ("" if index else "places", f"{place_text(row, width=60)}: {fmt.percent(row.share)}, {row.limit}")
-        for index, row in enumerate(places[:PLACES])
-    ]
-    return [*facts, *advice_facts(advice), *([(label, "; ".join(unseen))] if unseen else [])]
-
-
-def sections(profile: StepProfile) -> list[Section]:
-    shares = share_blocks(profile.shares, divided_ms(profile.waits, profile.operators))
-    listed = [
-        *timeline.sections(profile.timeline, profile.operators, profile.step_ms.p50),
-        Section("limits", "What limits the step", limit_blocks(profile.verdict)),
-        Section("advice", "What to change", advice_blocks(profile.advice)),
-        Section("shares", "Where the time goes", [*shares, *place_blocks(profile.places)]),
-        Section("operators", "Operators", operator_blocks(profile.operators)),
-    ]
-    if profile.parts:
-        listed.append(Section("parts", "Parts", part_blocks(profile.parts)))
-    listed.append(Section("experiments", "Experiments", experiment_blocks(profile.experiments)))
-    listed.append(Section("trust", "How it was measured", _trust(profile)))
-    return arranged(listed)
-
-
-def limit_blocks(verdict: Verdict) -> list[Block]:
-    blocks: list[Block] = [
-        Text(sentence, "lead" if index == 0 else "") for index, sentence in enumerate(verdict.because)
-    ]
-    blocks += [Text(f"Doubt: {doubt}.", "note") for doubt in verdict.doubts]
-    return blocks
-
-
-def workload_sections(profile: Profile, peaks: Peaks | None, key: str) -> list[Section]:
-    """A step of a workload: its timeline, the limits that divide it, the evidence for them, its operators."""
-    observed = profile.observed
-    operators = attribute(observed, ceilings_of_profile(profile, peaks)).operators
-    shares = share_blocks(profile.shares, divided_ms(observed.waits, observed.operators), key)
-    steps, waited = observed.steps.plain if observed.steps else None, observed.preempted or 0.0
-    without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
-    evidence = [
-        *limit_blocks(profile.verdict),
-        Text(f"From {fmt.count(steps)} observed steps of {fmt.time(observed.step_ms.p50)}{without}.", "note"),
-        *experiment_blocks(profile.experiments),
-        *(Text(fmt.sentence(note), "note") for note in observed.notes if note),
-    ]
-    return [
-        *timeline.sections(observed.timeline, operators, observed.step_ms.p50),
-        Section("shares", "Where the time goes", [*shares, *place_blocks(place_rows([], profile.shares, observed))]),
-        Section("evidence", "What limits the step", evidence),
-        Section("operators", "Operators", operator_blocks(operators)),
-    ]
 
 
 def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> list[Block]:
@@ -278,9 +270,9 @@ def advice_blocks(advice: list[Advice]) -> list[Block]:
     return blocks
 
 
-def advice_facts(advice: Any) -> list[tuple[str, str | Cell]]:
+def advice_facts(advice: list[Advice] | None) -> list[tuple[str, str | Cell]]:
     """The change to try first: of those that were tried, the one that gained most."""
-    if not isinstance(advice, list):
+    if advice is None:
         return []
     tried = [one for one in advice if one.status == "tried" and (one.measured_gain or 0.0) > 1.0]
     untried = (one for one in advice if not one.measured_gain and one.status != "rejected")

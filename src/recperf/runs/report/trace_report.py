@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...measure.limits import ranks_sentence
-from ...measure.trace.records import ComparedRanks, TraceAnalysis, TraceLimit
+from ...measure.trace.records import ComparedRanks, TraceAnalysis
 from . import formats as fmt
 from . import profile_report as device
-from . import step_sections, timeline
-from .blocks import Block, Cell, Report, Section, Table, Text, Viewer, arranged, definitions, table_of
+from . import step_sections
+from .blocks import Block, Cell, Report, Section, Text, Viewer, definitions, table_of
 from .step_sections import last_name
 
 Columns = dict[str, Callable[[Any], Any]]
@@ -49,44 +48,35 @@ def viewer(path: Path) -> Viewer:
 def report(analysis: TraceAnalysis, *, viewer: Viewer | None = None) -> Report:
     # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
     analysis = fmt.all_printable(analysis)
-    several, limit = analysis.ranks_compared, analysis.limit
-    built, missing = _sections(analysis)
-    step = timeline.sections(limit.timeline, limit.operators, limit.step_ms.p50)
-    subtitle = [_device(analysis), f"{fmt.time(analysis.limit.step_ms.p50)} per step"]
-    subtitle += [f"torch {analysis.torch}"] if analysis.torch else []
-    return Report(
-        key="trace",
-        title=Path(analysis.file).name,
-        name="trace",
-        subtitle=" · ".join(subtitle),
-        verdict=ranks_sentence(several) or step_sections.headline(analysis.limit.verdict),
-        measured=True,
-        facts=step_sections.step_facts(
-            limit.verdict,
-            limit.places,
-            limit.advice,
-            [*limit.notes, *step_sections.unseen(missing)],
-            ranks_sentence(several),
+    limit, several = analysis.limit, analysis.ranks_compared
+    built, missing = step_sections.measured_sections(
+        analysis,
+        (
+            ("parts", "Regions and modules", "parts", lambda _: _parts(analysis)),
+            ("kernels", "Kernels", "kernels", lambda kernels: device.kernels(kernels, analysis.window.wall_ms)),
+            ("idle", "Device idle", "idle", device.idle),
+            ("transfers", "Copies", "transfers", device.transfers),
+            ("communication", "Communication", "communication", lambda _: _communication(analysis)),
         ),
-        sections=arranged([*step, *built, Section("file", "The trace", _file(analysis, missing, viewer))]),
     )
-
-
-def _sections(analysis: TraceAnalysis) -> tuple[list[Section], dict[str, list[str]]]:
-    """The sections that the trace tells about, and the titles of the others by reason."""
-    listed: tuple[tuple[str, str, str, Callable[[Any], list[Block]]], ...] = (
-        ("ranks", "Ranks", "ranks_compared", _ranks),
-        ("limits", "What limits the step", "limit", _limit),
-        ("advice", "What to change", "limit", lambda limit: step_sections.advice_blocks(limit.advice)),
-        ("shares", "Where the time goes", "limit", _shares),
-        ("parts", "Regions and modules", "parts", lambda _: _parts(analysis)),
-        ("operators", "Operators", "limit", lambda limit: step_sections.operator_blocks(limit.operators)),
-        ("kernels", "Kernels", "kernels", lambda kernels: device.kernels(kernels, analysis.window.wall_ms)),
-        ("idle", "Device idle", "idle", device.idle),
-        ("transfers", "Copies", "transfers", device.transfers),
-        ("communication", "Communication", "communication", lambda _: _communication(analysis)),
+    evidence: list[Block] = [Text(fmt.sentence(note), "note") for note in (limit.ceilings, *limit.notes)]
+    sections = [
+        *([Section("ranks", "Ranks", _ranks(several))] if several else []),
+        *step_sections.sections_of(limit, limit.step_ms.p50, limit.advice, evidence),
+        *built,
+        Section("file", "The trace", _file(analysis, missing, viewer)),
+    ]
+    torch = f"torch {analysis.torch}" if analysis.torch else None
+    return step_sections.report_of_step(
+        limit,
+        limit.advice,
+        Path(analysis.file).name,
+        [_device(analysis), f"{fmt.time(limit.step_ms.p50)} per step", torch],
+        sections,
+        unseen=("not seen", [*limit.notes, *step_sections.unseen(missing)]),
+        key="trace",
+        ranks=ranks_sentence(several),
     )
-    return step_sections.measured_sections(analysis, (row for row in listed if getattr(analysis, row[2]) is not None))
 
 
 def _device(analysis: TraceAnalysis) -> str:
@@ -97,21 +87,6 @@ def _device(analysis: TraceAnalysis) -> str:
     name = names[used] if used < len(names) else f"device {used}"
     several = analysis.window.devices
     return name + (f", the busiest of {several}" if several > 1 else "")
-
-
-def _limit(limit: TraceLimit) -> list[Block]:
-    """The verdict, whose ceilings they rest on, and what the trace does not tell."""
-    notes = [limit.ceilings, *limit.notes]
-    return [*step_sections.limit_blocks(limit.verdict), *(Text(fmt.sentence(note), "note") for note in notes)]
-
-
-def _shares(limit: TraceLimit) -> list[Block]:
-    figure, table = step_sections.share_blocks(limit.shares, limit.step_ms.p50)
-    if isinstance(table, Table) and limit.ceilings.startswith("no ceilings"):
-        undivided = Cell("the time of operators; without ceilings it is not divided")
-        rows = [(*row[:-1], undivided) if row[0].text == "operator" else row for row in table.rows]
-        table = replace(table, rows=rows)
-    return [figure, table, *step_sections.place_blocks(limit.places)]
 
 
 def _parts(analysis: TraceAnalysis) -> list[Block]:
