@@ -11,6 +11,9 @@ from typing import Any
 from recperf.jsonfile import as_json, require
 from recperf.measure.attribution import LIMITS
 from recperf.runs.derive import add_detail
+from recperf.runs.evidence import Evidence
+from recperf.runs.report import page, run_report
+from recperf.runs.report.compare import html_of_runs
 from recperf.runs.result import Quality, Target
 from recperf.runs.schemas import SavedScores
 
@@ -328,6 +331,12 @@ def make_run(
         (folder / f"{name}.json").write_text(json.dumps(value))
     (folder / "events.jsonl").write_text(events(seeds, steps))
     return folder
+
+
+def page_of(*runs: Path) -> str:
+    """The page of a run, or of two compared."""
+    evidence = [Evidence(run) for run in runs]
+    return html_of_runs(*evidence) if len(runs) > 1 else page.html_of(run_report.report(evidence[0], "r1"))
 
 
 def change(folder: Path, name: str, path: str, value: Any) -> None:

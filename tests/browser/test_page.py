@@ -16,7 +16,7 @@ from recperf.measure.attribution import attribute
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.measure.trace_evidence import analyse_file
-from recperf.runs.report import page, profile_report, run_report, trace_report
+from recperf.runs.report import page, profile_report, trace_report
 from recperf.runs.step_report import KIND, SCHEMA, Report
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
@@ -38,9 +38,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     plan = ("plan", "dlrm-v4", "--price", "3USD", "--quiet", "--out")
     assert main([*plan, str(home / "plan.html")]) == main([*plan, str(home / "plans.html"), "--gpu", "h200,b200"]) == 0
     return {
-        "full": run_report.write([full], home / "full.html"),
-        "bare": run_report.write([bare], home / "bare.html"),
-        "compared": run_report.write([full, bare], home / "compared.html"),
+        "full": page.write(examples.page_of(full), home / "full.html"),
+        "bare": page.write(examples.page_of(bare), home / "bare.html"),
+        "compared": page.write(examples.page_of(full, bare), home / "compared.html"),
         **{
             name: page.save(profile_report.report(one, peaks, examples.MACHINE), home / f"{name}.html")
             for name, one in profile.items()

@@ -34,7 +34,7 @@ def test_two_profiles_in_words(call: Call) -> None:
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 110
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0] == ["old/profile.json", "->", "new/profile.json"]
+    assert out.startswith("old/profile.json → new/profile.json · step +8.2% (slower)")
     assert next(line for line in lines if line[:1] == ["step"] and "ms" in line)[-2:] == ["+8.2%", "slower"]
     assert next(line for line in lines if line[:1] == ["data"])[-2:] == ["+44.4%", "slower"]
     assert "+50.0 µs" in out
@@ -63,11 +63,11 @@ def test_runs_are_compared_by_quality_and_config_and_with_a_gate_by_their_profil
     code, out, _ = call("one", "two")
     assert code == 0
     for expected in (
-        "one → two · one config field differs",
+        "one → two · 1 config field differs, step +0.0% (same)",
         "quality   AUC 0.8212 → 0.8300 (one seed: may be chance)",
         "config    seed: 42 → 7",
-        "note      Synthetic data",
-        "dispatch → dispatch",
+        "note      synthetic data",
+        "limit     dispatch in both: dispatch 60% → 60%",
     ):
         assert expected in out
     assert "train.epochs" not in out
@@ -76,10 +76,10 @@ def test_runs_are_compared_by_quality_and_config_and_with_a_gate_by_their_profil
     assert code == 0
     assert json.loads(out)["step"]["says"] == "same"
     examples.make_run(tmp_path / "third", workload="other", measured=())
-    code, out, _ = call("one", "third", "one", "--json")
-    comparison = json.loads(out)
-    assert [run["name"] for run in comparison["runs"]] == ["one (1)", "third", "one (2)"]
-    assert comparison["limit"] == ["dispatch", None, "dispatch"]
+    comparison = json.loads(call("one", "third", "--json")[1])
+    assert comparison["limits"] == ["dispatch", None]
+    code, _, err = call("one", "two", "third")
+    assert (code, "compare takes two runs" in err) == (2, True)
 
 
 def test_traces_differ_beyond_the_spread_of_their_steps(call: Call, tmp_path: Path) -> None:

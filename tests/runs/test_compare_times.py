@@ -13,7 +13,8 @@ import pytest
 
 from recperf.errors import DataError, UsageError
 from recperf.measure.profile_records import Profile
-from recperf.runs.compare import Comparison, Side, TimeChange, compare, load, of_workload, parse_gate
+from recperf.runs.compare import Comparison, TimeChange, compare, parse_gate
+from recperf.runs.sides import Side, load, of_workload
 
 
 def loaded(profile: dict[str, Any], name: str = "a") -> Side:
@@ -107,8 +108,8 @@ def test_possible_causes_are_noted() -> None:
     other |= {"threads": 1, "steps": 5}
     old, new = loaded(profiles.eager()), loaded(other, "b")
     old.circumstances[""]["machine"], new.circumstances[""]["machine"] = "m1", "m2"
-    old.circumstances["config "] = {"train": {"batch": 1}, "seed": 1}
-    new.circumstances["config "] = {"train": {"batch": 2}, "seed": 1}
+    old.config, new.config = {"train": {"batch": 1}, "seed": 1}, {"train": {"batch": 2}, "seed": 1}
+    assert compare(old, new).config == {"train.batch": (1, 2)}
     assert compare(old, new).notes == [
         "machine: m1, then m2",
         "threads: 2, then 1",
@@ -117,7 +118,6 @@ def test_possible_causes_are_noted() -> None:
         "switch graph: off, then none",
         "switch tf32: on, then off",
         "switch fused: none, then on",
-        "config train.batch: 1, then 2",
         "b has only 5 steps, so its spread says little",
     ]
 

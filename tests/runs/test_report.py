@@ -13,27 +13,23 @@ from page_reader import Reader
 
 from recperf.errors import DataError
 from recperf.runs.evidence import Evidence
-from recperf.runs.report import charts, run_report
-
-
-def written(*runs: Path) -> str:
-    return run_report.write(list(runs), runs[0].parent / "page.html").read_text()
+from recperf.runs.report import charts, page, run_report
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of a run that has everything."""
-    return written(examples.make_run(tmp_path_factory.mktemp("full") / "run", seeds=3))
+    return examples.page_of(examples.make_run(tmp_path_factory.mktemp("full") / "run", seeds=3))
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of a run that was only trained."""
-    return written(examples.make_run(tmp_path_factory.mktemp("bare") / "run", measured=()))
+    return examples.page_of(examples.make_run(tmp_path_factory.mktemp("bare") / "run", measured=()))
 
 
 def test_sections_come_in_their_order(full: str) -> None:
-    folded = "qualities evidence operators budget roofline pair provenance config reproduce"
+    folded = "qualities limits operators budget roofline pair provenance config reproduce"
     assert re.findall(r'<section id="r1-(\w+)"', full) == ["timeline", "shares", "quality", "training"]
     assert re.findall(r'<details class="more" id="r1-(\w+)"', full) == folded.split()
     assert full.index('class="verdict"') < full.index('<section id="r1-timeline"')
@@ -41,7 +37,7 @@ def test_sections_come_in_their_order(full: str) -> None:
 
 def test_the_picture_of_a_step_has_a_scale_and_says_that_the_step_was_traced(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
-    drawn = ElementTree.parse(run_report.write([run], tmp_path / "step.svg")).getroot()
+    drawn = ElementTree.parse(page.save(run_report.report(Evidence(run), "r1"), tmp_path / "step.svg")).getroot()
     texts = [(element.text or "", element.attrib) for element in drawn.iter() if element.tag.endswith("text")]
     marks = [
         (float(text.split()[0]), float(place["x"])) for text, place in texts if re.fullmatch(r"[\d.]+ (µs|ms)", text)
@@ -70,7 +66,6 @@ def test_the_page_says_what_was_measured_and_how(full: str) -> None:
         "the baseline is better in 0.0% of the bootstrap samples",
         "at most 36 training rows",
         "116 users, ranked among all 1,653 items",
-        "866 users with both labels",
         "Calibration: the scored rows in tenths",
         "3 seeds. Lines are smoothed means of at most 160 groups of steps",
         "Shares are of the sum of the parts’ medians",
@@ -124,7 +119,7 @@ def test_text_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
     examples.change(run, "profile.json", "verdict.because", ["<script>alert(1)</script>"])
     examples.change(run, "profile.json", "components.2.name", 'x"><b>y</b>')
     examples.change(run, "config.json", "config.data.source", "<i>here</i>")
-    page = written(run, run)
+    page = examples.page_of(run, run)
     assert page.count("<script") == 2, "those of the timelines"
     assert "<img" not in page
     assert "<b>y" not in page
@@ -137,10 +132,10 @@ def test_text_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
 def test_several_runs_are_compared_on_top(tmp_path: Path) -> None:
     one = examples.make_run(tmp_path / "one")
     two = examples.make_run(tmp_path / "two", auc=0.75, config={"seed": 7}, measured=("profile",))
-    page = written(one, two)
+    page = examples.page_of(one, two)
     said = Reader(page).text
-    assert page.index('id="all-changed"') < page.index('<details class="more run" id="r1"') < page.index(' id="r2"')
-    for expected in ("one and two compared", "One config field differs", "AUC 0.8212 → 0.7500", "target missed"):
+    assert page.index('id="all-config"') < page.index('<details class="more run" id="r1"') < page.index(' id="r2"')
+    for expected in ("one and two compared", "1 config field differs", "AUC 0.8212 → 0.7500", "target missed"):
         assert expected in said
     assert len(re.findall(r' id="([^"]+)"', page)) == len(set(re.findall(r' id="([^"]+)"', page)))
 
@@ -149,7 +144,7 @@ def test_a_profile_that_disagrees_with_training_gives_a_warning(tmp_path: Path, 
     assert "the shares may be wrong" not in full
     run = examples.make_run(tmp_path / "run")
     examples.change(run, "result.json", "performance.step_ms", {"p20": 3.0, "p50": 3.1, "p80": 3.2})
-    assert "A step took 3.10 ms in training but 1.12 ms in the profile" in Reader(written(run)).text
+    assert "A step took 3.10 ms in training but 1.12 ms in the profile" in Reader(examples.page_of(run)).text
 
 
 def test_long_curves_are_thinned_without_losing_their_extremes() -> None:
@@ -163,10 +158,10 @@ def test_long_curves_are_thinned_without_losing_their_extremes() -> None:
 
 def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
-    assert "Between the ranks" not in Reader(written(run)).text
+    assert "Between the ranks" not in Reader(examples.page_of(run)).text
     known = profiles.ranks()["communication"]
     examples.change(run, "profile.json", "communication", known)
-    said = Reader(written(run)).text
+    said = Reader(examples.page_of(run)).text
     assert "Rank 1 of 2 is the slowest: its own work takes 478 ms per step, that of the others 300 ms." in said
     assert "most waited for" in said
     examples.change(run, "profile.json", "communication", {**known, "each": [{"rank": 0}]})

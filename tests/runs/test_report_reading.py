@@ -25,7 +25,7 @@ def read(folder: Path) -> Evidence:
 @pytest.mark.parametrize(
     ("file", "field", "value", "message"),
     [
-        ("result.json", "schema", 1, "result.json has schema 1; this recperf reads 2"),
+        ("result.json", "schema", 1, "result.json has schema 1; this recperf reads 3"),
         ("result.json", "quality", [], "result.json does not fit its description"),
         ("result.json", "workload", "other", "result.json is of workload 'other', config.json of 'micro-dlrm'"),
         ("profile.json", "schema", 9, "profile.json has schema 9"),
@@ -99,10 +99,10 @@ def test_reading_and_refusing_need_no_drawing_library(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from pathlib import Path; from recperf.runs.report import run_report\n"
+        "from pathlib import Path; from recperf.cli.report import report_of; from recperf.runs.report import page\n"
         "from recperf.errors import MachineError\n"
         f"run = Path({str(run)!r})\n"
-        "try: run_report.write([run], run / 'page.html')\n"
+        "try: page.save(report_of(run, 'run', None), run / 'page.html')\n"
         "except MachineError as error: print(error.exit_code, error.fix)\n"
         "assert 'torch' not in sys.modules and 'jinja2' not in sys.modules"
     )

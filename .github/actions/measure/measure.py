@@ -26,8 +26,9 @@ from typing import Any
 from recperf.errors import RecperfError
 from recperf.measure.peaks.other_work import DISTURBED
 from recperf.measure.records import Percentiles
-from recperf.runs.compare import Time, TimeChange, TimedPart, changed, parse_gate
+from recperf.runs.compare import TimeChange, changed, parse_gate
 from recperf.runs.report.formats import component, percent, printable, spread, time
+from recperf.runs.sides import TimedPart
 
 MARK = "<!-- recperf-measure -->"
 """First line of the comment, by which a later call finds it."""
@@ -58,10 +59,10 @@ class Judgement:
     rounds: int = 0
 
 
-def pooled(rounds: list[dict[str, float]]) -> Time:
+def pooled(rounds: list[dict[str, float]]) -> Percentiles:
     """One spread from several rounds of the same measurement: the median of the medians, and the whole range."""
     middle = statistics.median(ms["p50"] for ms in rounds)
-    return Time(p20=min(ms["p20"] for ms in rounds), p50=middle, p80=max(ms["p80"] for ms in rounds))
+    return Percentiles(p20=min(ms["p20"] for ms in rounds), p50=middle, p80=max(ms["p80"] for ms in rounds))
 
 
 def variation(rounds: list[dict[str, float]]) -> float:
@@ -142,7 +143,7 @@ def judge(pairs: list[tuple[Profile, Profile]], least_gate: float) -> Judgement:
             continue
         spreads = [[ms for ms, _ in side] for side in both]
         share = max(share for side in both for _, share in side)
-        before, after = (TimedPart(time=pooled(side), share=share) for side in spreads)
+        before, after = (TimedPart(ms=pooled(side), share=share) for side in spreads)
         changes.append(changed(name, before, after))
         gates[changes[-1].name] = max(least_gate, *(variation(side) for side in spreads))
     slower = [one for one in changes if one.beyond(gates[one.name])]
@@ -167,9 +168,7 @@ def comment(judgement: Judgement, arguments: list[str], names: tuple[str, str]) 
         for part in (step, *parts[:SHOWN]):
             assert part.old_ms
             assert part.new_ms
-            cells = [
-                f"{time(ms.p50)} ({spread(Percentiles(ms.p20, ms.p50, ms.p80))})" for ms in (part.old_ms, part.new_ms)
-            ]
+            cells = [f"{time(ms.p50)} ({spread(ms)})" for ms in (part.old_ms, part.new_ms)]
             allowed = f"+{percent(judgement.gates[part.name], 1)}"
             row = [cell(component(part.name)), *cells, part.text, allowed, part.says]
             lines.append(f"| {' | '.join(row)} |")

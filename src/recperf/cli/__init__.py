@@ -22,7 +22,7 @@ COMMANDS = {
     "export": "write the model of a run as files that need no recperf: tables, weights and a program",
     "check": "test the claims and the checkpoints of runs; prune checkpoints",
     "compare": "compare runs, profiles or traces; --gate exits with 5 if the second is slower",
-    "report": "write the HTML page of a run, a profile or a trace, or of several runs compared",
+    "report": "write the HTML page of a run, a profile or a trace, or of two runs compared",
     "ui": "show all runs in a browser: quality, speed and limits, curves of running ones, comparisons",
     "profile": "measure what limits a workload, a program of yours or a trace, and predict and try fixes",
     "sweep": "measure a workload at several values of any config field",

@@ -16,7 +16,7 @@ from .parse import JsonOption, parse
 from .terminal import print_json, print_text
 
 DESCRIPTION = """Write the page of a run, a profile, a trace of torch.profiler, or a folder with one trace per rank: one
-HTML file that works offline. Several runs give one page with a comparison on top."""
+HTML file that works offline. Two runs give one page with their comparison on top."""
 NAMES = {"run": "report.html", "profile": "profile.html", "traces": "trace.html"}
 """The page inside a folder."""
 
@@ -28,7 +28,7 @@ class Options(JsonOption):
     out: Path | None = None
     """The page to write; of a run or profile also an .svg file, the picture of one step. Default: report.html,
     profile.html or trace.html in the folder, a trace's name with .html beside it, or report-compare.html here for
-    several runs."""
+    two runs."""
     peaks: Path | None = None
     """Ceilings of the machine that recorded a trace: a file that recperf peaks wrote there. Default: those of this
     machine."""
@@ -42,16 +42,18 @@ def command(arguments: list[str]) -> int:
     if out is not None and out.is_dir():
         raise UsageError("--out is a folder; name a file", where={"folder": out}, fix=f"--out {out / 'report.html'}")
     kinds = [kind_of(path) for path in options.paths]
-    if len(kinds) > 1 and set(kinds) != {"run"}:
-        raise UsageError("only runs are compared on one page", fix="recperf compare OLD NEW")
+    if len(kinds) > 1 and kinds != ["run", "run"]:
+        raise UsageError("only two runs are compared on one page", fix="recperf compare OLD NEW")
     if out is not None and out.suffix == ".svg" and kinds not in (["run"], ["profile"]):
         raise UsageError("an .svg is the picture of one run or profile", fix="--out page.html")
     path, kind = options.paths[0], kinds[0]
     inside = path / NAMES.get(kind, "") if path.is_dir() else path.with_name(f"{path.name.partition('.json')[0]}.html")
-    from ..runs.report import page, run_report
+    from ..runs.report import page
 
     if len(kinds) > 1:
-        written = run_report.write(list(options.paths), out or Path("report-compare.html"))
+        from ..runs.report.compare import html_of_runs
+
+        written = page.write(html_of_runs(*map(Evidence, options.paths)), out or Path("report-compare.html"))
     else:
         report = report_of(path, kind, options.peaks)
         written = page.save(report, out or inside)

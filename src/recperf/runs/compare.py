@@ -1,33 +1,24 @@
-"""Compares two profiles or two traces by step, part, operator and kernel, and tells whether a gate is exceeded.
+"""Compares two runs, profiles or traces: config, quality, and times by step, part, operator and kernel.
 
-A difference counts only if the ranges from p20 to p80 over the steps do not overlap. A time without such a range, as
-that of a kernel in a profile, explains a difference but never exceeds a gate.
+A difference in time counts only if the ranges from p20 to p80 over the steps do not overlap. A time without such a
+range, as that of a kernel in a profile, explains a difference but never exceeds a gate.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import statistics
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ..config import ConfigValues
-from ..errors import DataError, UsageError
+from ..config import ConfigValues, flatten
+from ..errors import UsageError
 from ..jsonfile import Struct
 from ..measure.limits import TEXTS
-from ..measure.profile_records import Profile, Trust
-from ..measure.records import StepProfile
-from . import step_report
-from .evidence import kind_of
-from .record import read_config
-from .report.compare import changed_fields
+from ..measure.records import Percentiles
+from .evidence import Evidence
 from .report.formats import percent, printable
-from .report.step_sections import why_missing
-from .schemas import Machine, read_file
+from .result import Target
+from .sides import NO_SPREAD, Side, TimedPart
 
 GATED = ("parts", "regions")
 """The groups that are held to the gate, beside the step itself."""
@@ -37,24 +28,18 @@ NOTICED_SHARE = 0.01
 """A limit whose share is smaller on both sides is not shown."""
 FEW_STEPS = 8
 """With fewer steps than this, the spread says little."""
-NO_SPREAD = 3
-"""With fewer steps than this there is no spread."""
-
-
-class Time(Struct):
-    """Milliseconds per step; p20 and p80 over the steps are None if they are not known."""
-
-    p50: float
-    p20: float | None = None
-    p80: float | None = None
+HELD_OUT = ("data.holdout", "data.split_seed")
+"""Fields of configs that decide which rows of a dataset are scored."""
+BEYOND_CHANCE = 2.0
+"""A difference in quality counts if it exceeds this many standard deviations of the seeds."""
 
 
 class TimeChange(Struct):
-    """The time of one part of a step on both sides; None if a side does not have it."""
+    """The milliseconds of one part of a step on both sides; None if a side does not have it."""
 
     name: str
-    old_ms: Time | None
-    new_ms: Time | None
+    old_ms: Percentiles | None
+    new_ms: Percentiles | None
     share: float
     """Share of its step, the larger of the two."""
     difference_ms: float
@@ -80,14 +65,29 @@ class TimeChange(Struct):
         return f"{'+' if self.change >= 0 else '-'}{percent(abs(self.change), 1)}"
 
 
-class Comparison(Struct):
-    """The changes from the first of two profiles or traces to the second."""
+class MetricChange(Struct):
+    old: float | bool | None
+    new: float | bool | None
+    remark: str = ""
+    """Whether the difference may be chance."""
 
-    files: tuple[str, str]
+
+class Comparison(Struct):
+    """The changes from the first of two runs, profiles or traces to the second."""
+
+    names: tuple[str, str]
     warnings: list[str]
     """Differences that make the two incomparable: device, workload, batch size."""
     notes: list[str]
     """Other differences, each of which may cause a change or hide it."""
+    config: dict[str, tuple[Any, Any]]
+    """Fields that differ; None where a side lacks one."""
+    comparable: bool
+    """Whether both are runs whose quality was measured on the same rows."""
+    quality: dict[str, MetricChange]
+    """Empty unless both are runs."""
+    samples_per_s: tuple[float | None, float | None]
+    """Steady throughput of runs."""
     step: TimeChange
     groups: dict[str, list[TimeChange]]
     """Parts or regions, operators, kernels; in each the largest change in time first."""
@@ -103,113 +103,6 @@ class Comparison(Struct):
         return [change for change in (self.step, *gated) if change.beyond(gate)]
 
 
-@dataclass(kw_only=True)
-class TimedPart:
-    time: Time
-    share: float
-    count: float | None = None
-
-
-@dataclass(kw_only=True)
-class Side:
-    """One of the two, as far as a comparison reads it."""
-
-    path: Path
-    steps: int
-    step: Time
-    groups: dict[str, dict[str, TimedPart]]
-    missing: dict[str, str] = field(default_factory=dict)
-    identity: dict[str, Any] = field(default_factory=dict)
-    """What must be equal for a fair comparison."""
-    circumstances: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What may explain a difference, by kind."""
-    notes: list[str] = field(default_factory=list)
-    limit: str | None = None
-    shares: dict[str, float] = field(default_factory=dict)
-
-
-def load(path: Path) -> Side:
-    """A trace, a profile or the folder that holds one, validated as far as a comparison reads it."""
-    if kind_of(path) == "trace":
-        return load_trace(path)
-    file = path / "profile.json" if path.is_dir() else path
-    if not file.exists():
-        what, fix = "no profile there: profile.json is missing", "recperf profile WORKLOAD writes one"
-        raise DataError(what, where={"file": file}, fix=f"{fix}, and so does recperf run")
-    profile = step_report.load_any(file)
-    return of_workload(file, profile) if isinstance(profile, Profile) else of_program(file, profile)
-
-
-def of_workload(file: Path, profile: Profile) -> Side:
-    """A profile of recperf profile WORKLOAD or of recperf run."""
-    workload, config, machine = _about(file.parent)
-    absent, trust = why_missing(profile, "kernels"), profile.trust or Trust()
-    step = _time(profile.step_ms)
-    parts = {part.name: TimedPart(time=_time(part.ms), share=part.share) for part in profile.components}
-    named = [(row.name, row.total_ms, row.count) for row in (profile.kernels.rows if profile.kernels else [])]
-    return Side(
-        path=file,
-        steps=profile.steps,
-        step=step,
-        groups={"parts": parts, "kernels": _added_up(named, step)},
-        missing={"kernels": absent} if absent else {},
-        identity={
-            "workloads": profile.workload or workload,
-            "presets": profile.preset,
-            "devices": profile.device,
-            "batch sizes": profile.batch_size,
-        },
-        circumstances={
-            "": {"machine": machine, "threads": profile.threads, "seed": trust.seed},
-            "version of ": trust.versions,
-            # Without the reason after the colon.
-            "switch ": {name: value.split(":")[0] for name, value in profile.switches.items()},
-            "config ": config,
-        },
-        limit=printable(profile.verdict.limit),
-        shares=profile.shares,
-    )  # fmt: skip
-
-
-def of_program(file: Path, profile: StepProfile) -> Side:
-    """A profile of recperf profile --script or of the Python API, whose operators have no spread."""
-    step = _time(profile.step_ms)
-    named = [(row.name, row.ms, row.calls) for row in profile.operators]
-    return Side(
-        path=file,
-        steps=profile.steps.plain,
-        step=step,
-        groups={"operators": _added_up(named, step)},
-        identity={"devices": profile.device},
-        circumstances={"": {"machine": profile.machine.get("fingerprint"), "threads": profile.threads},
-                       "version of ": {"torch": profile.machine.get("torch")}},
-        limit=printable(profile.verdict.limit),
-        shares=profile.shares,
-    )  # fmt: skip
-
-
-def load_trace(path: Path) -> Side:
-    from ..measure.trace.analyse import timed_file
-
-    trace = timed_file(path)
-    step = _time_over(trace.steps)
-    groups = {
-        kind: {name: TimedPart(time=_time_over(times), share=_time_over(times).p50 / (step.p50 or 1.0))
-               for name, times in trace.times[kind].items()}
-        for kind in ("regions", "operators", "kernels")
-    }  # fmt: skip
-    stepless = trace.steps_from == "whole trace"
-    return Side(
-        path=path,
-        steps=len(trace.steps),
-        step=step,
-        groups=groups,
-        identity={"devices": trace.device, "units": "the whole trace, which has no steps" if stepless else "steps"},
-        circumstances={"version of ": {"torch": trace.facts.torch, "cuda": trace.facts.cuda}},
-        notes=[trace.facts.part] if trace.facts.part else [],
-    )
-
-
 def compare(old: Side, new: Side) -> Comparison:
     """The changes from the first to the second."""
     missing = {
@@ -222,20 +115,31 @@ def compare(old: Side, new: Side) -> Comparison:
         before, after = old.groups[group], new.groups[group]
         rows = [changed(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
         groups[group] = sorted(rows, key=lambda row: -abs(row.difference_ms))
-    if not groups:
+    results = [side.run.result for side in (old, new) if side.run]
+    if not groups and len(results) < 2:
         what, fix = "these two have nothing in common to compare", "name two runs, two profiles or two traces"
         raise UsageError(what, where={"one": old.path, "other": new.path}, fix=fix)
+    comparable = len(results) == 2 and _scored_rows(old) == _scored_rows(new)
     both = {limit: (old.shares.get(limit, 0.0), new.shares.get(limit, 0.0)) for limit in TEXTS}
     noticed = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE and old.shares and new.shares]
+    warnings = [
+        f"different {what}: {_named(one)} and {_named(new.identity[what])}; the two measure different things"
+        for what, one in old.identity.items()
+        if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
+    ]
+    if len(results) == 2 and not comparable:
+        warnings.append("different data or split: quality is not comparable")
+    rates = [steady.samples_per_s if (steady := one.performance.steady) else None for one in results]
+    steps = (TimedPart(ms=side.step, share=1.0) if side.step else None for side in (old, new))
     return Comparison(
-        files=(printable(old.path), printable(new.path)),
-        warnings=[
-            f"different {what}: {_named(one)} and {_named(new.identity[what])}; the two measure different things"
-            for what, one in old.identity.items()
-            if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
-        ],
+        names=(old.name, new.name),
+        warnings=warnings,
         notes=_notes(old, new),
-        step=changed("step", TimedPart(time=old.step, share=1.0), TimedPart(time=new.step, share=1.0)),
+        config=changed_fields(old.config, new.config) if old.config and new.config else {},
+        comparable=comparable,
+        quality=_quality(old.run, new.run) if old.run and new.run else {},
+        samples_per_s=(rates[0], rates[1]) if len(rates) == 2 else (None, None),
+        step=changed("step", *steps),
         groups=groups,
         missing=missing,
         limits=(old.limit, new.limit),
@@ -243,15 +147,41 @@ def compare(old: Side, new: Side) -> Comparison:
     )
 
 
+def _scored_rows(side: Side) -> tuple[Any, ...]:
+    """What decides on which rows a run was scored."""
+    assert side.run
+    data, fields = side.run.result.data, flatten(side.run.config.config)
+    return data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
+
+
+def _quality(old: Evidence, new: Evidence) -> dict[str, MetricChange]:
+    one, other = old.result.quality, new.result.quality
+    rows = {}
+    for name in dict.fromkeys([*one.metrics, *other.metrics]):
+        before, after = one.metrics.get(name), other.metrics.get(name)
+        rows[name], spreads = MetricChange(before, after), (one.spread.get(name), other.spread.get(name))
+        if before is None or after is None or before == after:
+            continue
+        if spreads[0] is None or spreads[1] is None:
+            rows[name].remark = "one seed: may be chance"
+        else:
+            clear = abs(after - before) > BEYOND_CHANCE * math.hypot(spreads[0], spreads[1])
+            rows[name].remark = f"{'beyond' if clear else 'within'} the seeds' spread"
+    # Without a bound there is no target to meet.
+    none = Target(beat=None, accuracy=None, auc=None)
+    met = [part.met if part.target != none else None for part in (one, other)]
+    return {**rows, "target met": MetricChange(met[0], met[1])}
+
+
 def changed(name: str, old: TimedPart | None, new: TimedPart | None) -> TimeChange:
-    before, after = (side.time if side else None for side in (old, new))
+    before, after = (side.ms if side else None for side in (old, new))
     more = (after.p50 if after else 0.0) - (before.p50 if before else 0.0)
     ratio = more / before.p50 if before and after and before.p50 else 0.0 if before and after and not more else None
     return TimeChange(
         name=printable(name),
         old_ms=before,
         new_ms=after,
-        share=max(side.share for side in (old, new) if side),
+        share=max((side.share for side in (old, new) if side), default=0.0),
         difference_ms=more,
         change=ratio if ratio is not None and math.isfinite(ratio) else None,
         says=_says(before, after),
@@ -260,16 +190,28 @@ def changed(name: str, old: TimedPart | None, new: TimedPart | None) -> TimeChan
     )
 
 
-def _says(old: Time | None, new: Time | None) -> str:
+def has_spread(ms: Percentiles) -> bool:
+    """Whether the spread is known; work that takes no time has none."""
+    return ms.p20 < ms.p80 or not ms.p50
+
+
+def _says(old: Percentiles | None, new: Percentiles | None) -> str:
     if old is None or new is None:
-        return "new" if new else "gone"
+        return "new" if new else "gone" if old else "not measured"
     if old == new:
         return "same"
-    if old.p20 is None or old.p80 is None or new.p20 is None or new.p80 is None:
+    if not has_spread(old) or not has_spread(new):
         return "no spread"
     if new.p20 <= old.p80 and new.p80 >= old.p20:
         return "within noise"
     return "slower" if new.p50 > old.p50 else "faster"
+
+
+def changed_fields(old: ConfigValues, new: ConfigValues) -> dict[str, tuple[Any, Any]]:
+    """The fields that differ; a field that one lacks is None."""
+    one, other = flatten(old), flatten(new)
+    pairs = {name: (one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _notes(old: Side, new: Side) -> list[str]:
@@ -278,22 +220,22 @@ def _notes(old: Side, new: Side) -> list[str]:
         after = new.circumstances.get(kind)
         if not before or not after:
             continue
-        for name, (one, other) in changed_fields([before, after]).items():
+        for name, (one, other) in changed_fields(before, after).items():
             # What only one side records is no difference, except for a switch or a package that only one has.
             if kind or None not in (one, other):
                 notes.append(f"{kind}{printable(name)}: {_named(one)}, then {_named(other)}")
     if old.steps != new.steps and "regions" in old.groups:
         notes.append(f"different numbers of steps: {old.steps:,} and {new.steps:,}; all times are per step")
     for side in (old, new):
-        if side.step.p20 is None:
+        if side.step and not has_spread(side.step):
             few = f"fewer than {NO_SPREAD} steps have no spread, so every difference may be noise"
             notes.append(f"{printable(side.path)}: {few}")
-        elif side.steps < FEW_STEPS:
+        elif side.step and side.steps < FEW_STEPS:
             notes.append(f"{printable(side.path)} has only {side.steps} steps, so its spread says little")
         notes += side.notes
     if old.path.resolve() == new.path.resolve():
         notes.append("it is compared with itself")
-    return notes
+    return list(dict.fromkeys(notes))
 
 
 def parse_gate(text: str) -> float:
@@ -302,42 +244,6 @@ def parse_gate(text: str) -> float:
     if not match:
         raise UsageError(f"--gate takes a percentage such as 5%, not {printable(text)[:40]!r}", fix="--gate 5%")
     return float(match[1]) / 100
-
-
-def _about(folder: Path) -> tuple[str | None, ConfigValues, str | None]:
-    """Workload, config and machine of a profile. They only explain differences, so a damaged file counts as missing."""
-    workload: str | None = None
-    config: ConfigValues = {}
-    machine: str | None = None
-    with suppress(DataError):
-        workload, config = read_config(folder)
-    with suppress(DataError):
-        machine = read_file(folder / "machine.json", Machine).fingerprint
-    return workload, config, machine
-
-
-def _time(ms: Any) -> Time:
-    return Time(p20=float(ms.p20), p50=float(ms.p50), p80=float(ms.p80))
-
-
-def _time_over(times: list[float]) -> Time:
-    """p20, p50 and p80 over the steps. Work that most steps do not have is compared by its mean."""
-    if len(times) < NO_SPREAD:
-        return Time(p50=statistics.fmean(times))
-    cuts = statistics.quantiles(times, n=10, method="inclusive")
-    return Time(p20=cuts[1], p50=cuts[4] or statistics.fmean(times), p80=max(cuts[7], cuts[4]))
-
-
-def _added_up(rows: Iterable[tuple[str, float, float | None]], step: Time) -> dict[str, TimedPart]:
-    """Times and counts by name; the same name may have several rows."""
-    sums: dict[str, TimedPart] = {}
-    for name, ms, count in rows:
-        before = sums.setdefault(printable(name), TimedPart(time=Time(p50=0.0), share=0.0, count=0.0))
-        total = before.time.p50 + float(ms)
-        sums[printable(name)] = TimedPart(
-            time=Time(p50=total), share=total / (step.p50 or 1.0), count=(before.count or 0.0) + float(count or 0.0)
-        )
-    return sums
 
 
 def _named(value: Any) -> str:

@@ -30,6 +30,7 @@ from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
+from .report.compare import html_of_runs
 from .report.profile_report import report as profile_report
 from .report.run_report import CURVES
 from .schemas import BadEvent, Event, parse_events
@@ -133,7 +134,7 @@ class Runs:
             runs = [Evidence(folder) for folder in folders]
             if len(runs) == 1:
                 return page.html_of(run_report.report(runs[0], "r1"))
-            return run_report.compared_html(runs)
+            return html_of_runs(*runs)
 
 
 class Log:

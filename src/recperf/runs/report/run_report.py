@@ -1,10 +1,8 @@
-"""The report of a run: quality, its steps, hot and cold ids, curves, provenance, config, reproduction; one page of
-several runs has their comparison on top."""
+"""The report of a run: quality, its steps, hot and cold ids, curves, provenance, config, reproduction."""
 
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 from msgspec import structs
 
@@ -15,7 +13,7 @@ from ..evidence import Evidence, curve
 from ..result import Result
 from ..resume import change_text, is_free
 from ..schemas import Scores
-from . import charts, page, profile_report, quality_sections
+from . import charts, profile_report, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
@@ -27,43 +25,6 @@ CURVES = ("auc", "accuracy", "log_loss", "ndcg_10")
 """Metrics over the steps; the first that was evaluated is drawn."""
 UNSTEADY = 1.25
 """Ratio of the step times of training and profile above which the page warns."""
-
-
-def write(folders: list[Path], out: Path) -> Path:
-    """Write the page of one run, or of several with their comparison on top."""
-    runs = [Evidence(folder) for folder in folders]
-    return page.save(report(runs[0], "r1"), out) if len(runs) == 1 else page.write(compared_html(runs), out)
-
-
-def compared_html(runs: list[Evidence]) -> str:
-    """The page of several runs with their comparison on top."""
-    from .compare import compare, comparison_sections, summary
-
-    comparison = compare(runs)
-    reports = [report(run, f"r{index}", short=True) for index, run in enumerate(runs, 1)]
-    steps: list[Block] = []
-    for run, one in zip(comparison.runs, reports):
-        # One step of each run moves up, so that they stand below each other.
-        for section in [section for section in one.sections if section.key == "timeline"]:
-            one.sections.remove(section)
-            steps += [Text(run.name, "label"), *section.blocks]
-    parts = [in_order(run.profile.components) if run.profile else [] for run in runs]
-    return page.render(
-        f"{_names(runs)} compared",
-        reports,
-        comparison=[
-            *comparison_sections(comparison, parts),
-            *([Section("steps", "One step of each", steps)] if steps else []),
-        ],
-        summary=summary(comparison),
-    )
-
-
-def _names(runs: list[Evidence]) -> str:
-    names = list(dict.fromkeys(run.short_name for run in runs))
-    if len(names) > 3:
-        return f"{len(names)} runs"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def report(run: Evidence, key: str, *, short: bool = False) -> Report:
