@@ -37,7 +37,6 @@ def home(tmp_path: Path) -> Path:
         (folder / name / "config.json").write_text(content)
     shutil.copytree(one, folder / "bench" / "inner")
     (folder / "bench" / "inner" / "result.json").write_text("[1, 2]")
-    (folder / "bench" / "inner" / "not-a-result").touch()
     (folder / "live" / "events.jsonl").write_text(examples.events(1, 40))
     (folder / "program").mkdir()
     (folder / "program" / PROFILE_MARK).touch()

@@ -45,7 +45,6 @@ def test_broken_and_foreign_files_are_refused(
     tmp_path: Path, file: str, field: str, value: object, message: str
 ) -> None:
     run = examples.make_run(tmp_path / "run")
-    (run / "not-a-result").touch()
     examples.change(run, file, field, value)
     with pytest.raises(DataError) as refused:
         read(run)
@@ -75,7 +74,6 @@ def test_fifos_and_links_are_not_read(tmp_path: Path, file: str) -> None:
 @pytest.mark.parametrize("content", [b"[]", b"\xff\xfe"])
 def test_damaged_files_are_reported(tmp_path: Path, file: str, content: bytes) -> None:
     run = examples.make_run(tmp_path / "run")
-    (run / "not-a-result").touch()
     (run / file).write_bytes(content)
     with pytest.raises(DataError) as refused:
         read(run)

@@ -17,10 +17,10 @@ from ..distributed.shared_run import require_same_config, share_run
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
-from ..jsonfile import as_json, require
+from ..jsonfile import as_json
 from ..runs.evidence import Evidence, differences
 from ..runs.record import JOB, Busy, Run, profile_of, read_config
-from ..runs.result import Result, fault
+from ..runs.result import SCHEMA, Result
 from ..runs.resume import (
     allowed_fields,
     changed_before,
@@ -30,7 +30,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
-from ..runs.schemas import Change, Progress
+from ..runs.schemas import Change, Progress, read_file
 from ..stop import FLAG
 from .terminal import Terminal, conclude, page_optional, print_error, print_json
 
@@ -254,11 +254,8 @@ def finished_result(record: Run) -> Result | None:
             # A kill from here on leaves an unfinished run, not files that differ from their seal.
             record.remove("seal.json")
             return None
-        value = {} if wrong else record.read("result.json") or {}
-        problem = fault(value)
-        if not wrong and problem is None:
-            return require(value, Result, record.folder / "result.json", what="is damaged")
-        wrong = wrong or {"result.json": f"result.json does not fit its description: {problem}"}
+        if not wrong:
+            return read_file(record.folder / "result.json", Result, SCHEMA)
         fix = "remove result.json and resume the run: it is computed again from the other files"
     raise DataError(f"this run is finished, but {next(iter(wrong.values()))}", where={"run": record.folder}, fix=fix)
 

@@ -18,10 +18,9 @@ from ..jsonfile import Struct, as_json, shorten
 from ..measure.ceilings import cache_holds, cold_over_hot, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..units import size
-from .derive import Stated, bounds, compared, quality_of, result_of
+from .derive import Stated, bounds, compared, result_of
 from .evidence import Evidence, differences, present
 from .report.formats import printable
-from .result import fault
 
 __all__ = ["Claim", "Evidence", "Finding", "check_run"]
 
@@ -97,15 +96,13 @@ def finding(objections: Iterable[str], detail: str) -> Finding:
 
 def _result(evidence: Evidence) -> Finding:
     """result.json is computed again from the other files."""
-    result, wrong = evidence.result, fault(evidence.file("result.json", dict[str, Any]))
-    if wrong:
-        return Finding(holds=False, detail=f"result.json: {wrong}")
+    result, stated = evidence.result, evidence.file("result.json", dict[str, Any])
     derived = as_json(result_of(evidence, Stated.of(result)))
     steady, verified = result.performance.steady, result.provenance.data_verified
     shown = f"{steady.samples_per_s:,.0f} samples/s over {steady.steps:,} steady steps" if steady else "no steps"
     if verified:
         shown += f"; {size(verified.bytes)} of the data's {size(verified.of)} matched its digests"
-    return finding(_differences("", as_json(result), derived), shown)
+    return finding(_differences("", stated, derived), shown)
 
 
 def _differences(place: str, stated: Any, derived: Any) -> Iterator[str]:
@@ -113,7 +110,7 @@ def _differences(place: str, stated: Any, derived: Any) -> Iterator[str]:
     if isinstance(stated, dict) and isinstance(derived, dict):
         for name in {**stated, **derived}:
             yield from _differences(f"{place}.{name}".lstrip("."), stated.get(name), derived.get(name))
-    elif isinstance(stated, list) and isinstance(derived, list) and len(stated) == len(derived):
+    elif isinstance(stated, list) and isinstance(derived, list | tuple) and len(stated) == len(derived):
         for index, pair in enumerate(zip(stated, derived)):
             yield from _differences(f"{place}.{index}", *pair)
     elif isinstance(stated, float) and isinstance(derived, float):
@@ -147,12 +144,12 @@ def quality_target(target: Derive) -> Claim:
             for name, bound in asked.items()
             if getattr(stated, name) != bound
         ]
-        quality = quality_of(evidence, stated)
+        quality = evidence.result.quality
         reached = list(bounds(quality.metrics, quality.baselines, stated, compared(quality)))
         objections += [f"missed: {text}" for text, met in reached if not met]
         return finding(objections, ", ".join(text for text, _ in reached) or "no target set")
 
-    return Claim(name="quality", text="the logged metrics meet the quality target", holds=holds)
+    return Claim(name="quality", text="the metrics meet the quality target", holds=holds)
 
 
 def loss_falls(by: float) -> Claim:

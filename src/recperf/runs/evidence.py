@@ -23,6 +23,7 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
 from ..measure.profile_records import SCHEMA as PROFILE_SCHEMA
 from ..measure.trace.file import looks_like_trace
+from ..train.checkpoint_folder import StoredFile, file_fault
 from ..train.config import chosen_evaluation, leading, merit
 from .record import PROFILE_MARK, read_saved_config
 from .result import SCHEMA, Data, Evaluation, Metrics, Result, Trial
@@ -254,34 +255,26 @@ def kind_of(path: Path) -> str:
     return "trace" if path.name.endswith(".gz") or looks_like_trace(path) else "profile"
 
 
-class SealedFile(Struct):
-    bytes: int
-    sha256: str
-
-
 class Seal(Struct):
     """seal.json."""
 
     schema: int
-    files: dict[str, SealedFile]
+    files: dict[str, StoredFile]
 
 
 def seal(folder: Path) -> None:
     """Write seal.json over the evidence files in the folder; the last thing that a run does."""
+    files = {}
     try:
-        files = {name: _facts(folder / name, sync=True) for name in present(folder)}
+        for name in present(folder):
+            with open(open_regular(folder / name), "rb") as file:
+                # After a power cut there must be no seal of a log that is shorter than it says.
+                os.fsync(file.fileno())
+                files[name] = StoredFile(bytes=os.fstat(file.fileno()).st_size, sha256=digest_of(file))
     except OSError as error:
         where = {"file": error.filename or folder}
         raise DataError(f"cannot seal the run: {error.strerror or error}", where=where) from error
     write_json(folder / SEAL, as_json(Seal(schema=SEAL_SCHEMA, files=files)))
-
-
-def _facts(path: Path, *, sync: bool = False) -> SealedFile:
-    with open(open_regular(path), "rb") as file:
-        if sync:
-            # After a power cut there must be no seal of a log that is shorter than it says.
-            os.fsync(file.fileno())
-        return SealedFile(bytes=os.fstat(file.fileno()).st_size, sha256=digest_of(file))
 
 
 def present(folder: Path) -> list[str]:
@@ -299,26 +292,13 @@ def differences(folder: Path) -> dict[str, str]:
     if not os.path.lexists(folder / SEAL):
         return {SEAL: f"{SEAL} is missing"}
     try:
-        sealed, names = read_file(folder / SEAL, Seal, SEAL_SCHEMA, what="is damaged"), present(folder)
+        sealed, names = read_file(folder / SEAL, Seal, SEAL_SCHEMA, what="is damaged").files, present(folder)
+        # Names are checked before they are opened: a seal must not point to files outside the folder.
+        foreign = [name for name in sealed if not is_evidence(name)]
+        if foreign or not sealed:
+            return {SEAL: f"{SEAL} lists {f'{foreign[0]!r}, which is not an evidence file' if foreign else 'no files'}"}
+        faults = {name: file_fault(folder / name, stated) for name, stated in sealed.items()}
     except (DataError, OSError) as error:
         return {SEAL: str(error)}
-    if not sealed.files:
-        return {SEAL: f"{SEAL} lists no files"}
-    texts = {name: _difference(folder, name, facts) for name, facts in sealed.files.items()}
-    texts |= {name: f"{name} is not in {SEAL}" for name in names if name not in sealed.files}
-    return {name: text for name, text in texts.items() if text}
-
-
-def _difference(folder: Path, name: str, sealed: SealedFile) -> str:
-    # Names are checked before they are opened: a seal must not point to files outside the folder.
-    if not is_evidence(name):
-        return f"{SEAL} lists {name!r}, which is not an evidence file"
-    try:
-        facts = _facts(folder / name)
-    except FileNotFoundError:
-        return f"{name} is missing"
-    except OSError as error:
-        return f"cannot read {name}: {error.strerror or error}"
-    if facts.bytes != sealed.bytes:
-        return f"{name} has {facts.bytes:,} bytes, the seal says {sealed.bytes:,}"
-    return "" if facts.sha256 == sealed.sha256 else f"{name} was changed: its digest differs from the seal"
+    faults |= {name: f"is not in {SEAL}" for name in names if name not in sealed}
+    return {name: f"{name} {fault}" for name, fault in faults.items() if fault}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
-from ..errors import DataError
-from ..jsonfile import Meta, Number, Problem, Struct, as_json, fit
+from ..jsonfile import Meta, Number, Struct, as_json, require
 from ..measure.profile_records import Rank, RankTimes, TableTraffic
 from ..measure.records import Percentiles
 
@@ -370,21 +370,8 @@ class Result(Struct):
     provenance: Provenance
 
 
-def fault(value: Any) -> str | None:
-    """The first way in which a result differs from its declaration: a missing, unknown or wrongly typed field."""
-    result = fit(value, Result, strict=True)
-    if isinstance(result, Problem):
-        return str(result)
-    budget = result.performance.budget
-    if budget is not None and abs(sum(budget.values()) - 1) > 1e-6:
-        return "performance.budget does not sum to 1"
-    return None
-
-
 def checked(result: Result) -> dict[str, Any]:
     """The result as JSON, which must fit its declaration."""
     value: dict[str, Any] = as_json(result)
-    wrong = fault(value)
-    if wrong:
-        raise DataError(f"result.json would not fit its declaration: {wrong}")
+    require(value, Result, Path("result.json"), what="would not fit its declaration")
     return value

@@ -210,7 +210,7 @@ def fault(path: Path, *, hashed: bool = True, share: tuple[int, int] = (0, 1)) -
             return f"{extra[0]} does not belong to it"
         first, step = share
         for name, stated in list(files.items())[first::step]:
-            reason = _file_fault(path / name, stated, hashed)
+            reason = file_fault(path / name, stated, hashed)
             if reason:
                 return f"{name} {reason}"
     except Damaged as damage:
@@ -227,8 +227,8 @@ def _lost(error: OSError) -> bool:
     return is_damage(error) or error.errno == errno.EIO
 
 
-def _file_fault(file: Path, stated: StoredFile, hashed: bool) -> str | None:
-    """What is wrong with a file of a checkpoint, whose size and maybe digest are compared with those stated."""
+def file_fault(file: Path, stated: StoredFile, hashed: bool = True) -> str | None:
+    """What is wrong with a file, whose size and maybe digest are compared with those stated."""
     try:
         opened = open(open_regular(file), "rb")
     except OSError as error:
@@ -238,7 +238,7 @@ def _file_fault(file: Path, stated: StoredFile, hashed: bool) -> str | None:
     with opened:
         size = os.fstat(opened.fileno()).st_size
         if size != stated.bytes:
-            return f"has {size} bytes instead of {stated.bytes}"
+            return f"has {size:,} bytes instead of {stated.bytes:,}"
         return "does not match its digest" if hashed and digest_of(opened) != stated.sha256 else None
 
 
