@@ -85,7 +85,7 @@ def test_profile_of_a_function(tmp_path: Path, quiet: None) -> None:
     saved = recperf.load(report.save(tmp_path / "profile.json"))
     assert saved == report
     assert str(saved) == str(report)
-    for text in ("input", "What limits the step", "aten::embedding", "Experiments"):
+    for text in ("input", "What limits the step", "aten::embedding", "expected"):
         assert text in report.text(verbose=True)
     page = report.page(tmp_path / "profile.html").read_text()
     assert page.startswith("<!doctype html>")
