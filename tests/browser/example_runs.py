@@ -10,10 +10,10 @@ from typing import Any
 
 from recperf.jsonfile import as_json, require
 from recperf.measure.attribution import LIMITS
+from recperf.runs.compare_report import html_of_runs
 from recperf.runs.derive import add_detail
 from recperf.runs.evidence import Evidence
 from recperf.runs.report import page, run_report
-from recperf.runs.report.compare import html_of_runs
 from recperf.runs.result import Quality, Target
 from recperf.runs.schemas import SavedScores
 

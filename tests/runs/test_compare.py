@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from recperf.runs.compare import Comparison, compare
-from recperf.runs.report.compare import summary
+from recperf.runs.compare_report import summary
 from recperf.runs.sides import load
 
 

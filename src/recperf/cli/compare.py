@@ -43,7 +43,7 @@ def command(arguments: list[str]) -> int:
     if options.json:
         checked = None if gate is None else {"limit": gate, "beyond": [change.name for change in beyond]}
         return conclude(error, {**msgspec.to_builtins(comparison), "gate": checked})
-    from ..runs.report.compare import ROWS, report, times
+    from ..runs.compare_report import ROWS, report, times
 
     lines = [render(report(comparison), verbose=options.verbose)]
     if not options.verbose:

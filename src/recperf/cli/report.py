@@ -51,7 +51,7 @@ def command(arguments: list[str]) -> int:
     from ..runs.report import page
 
     if len(kinds) > 1:
-        from ..runs.report.compare import html_of_runs
+        from ..runs.compare_report import html_of_runs
 
         written = page.write(html_of_runs(*map(Evidence, options.paths)), out or Path("report-compare.html"))
     else:

@@ -25,12 +25,12 @@ from ..files import open_regular
 from ..jsonfile import Struct
 from ..train.config import leading
 from . import step_report
+from .compare_report import html_of_runs
 from .evidence import Evidence, curve, read_peaks
 from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
-from .report.compare import html_of_runs
 from .report.profile_report import report as profile_report
 from .report.run_report import CURVES
 from .schemas import BadEvent, Event, parse_events

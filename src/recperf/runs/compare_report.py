@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...train.config import leading
-from ..compare import Comparison, MetricChange, TimeChange, compare, has_spread
-from ..evidence import Evidence
-from ..sides import of_run
-from . import charts, page, run_report
-from . import formats as fmt
-from .blocks import Block, Cell, Figure, Report, Section, Table, Text, cells
-from .charts import in_order
-from .formats import NONE, NOT_MEASURED, component, metric, percent
+from ..train.config import leading
+from .compare import Comparison, MetricChange, TimeChange, compare, has_spread
+from .evidence import Evidence
+from .report import charts, page, run_report
+from .report import formats as fmt
+from .report.blocks import Block, Cell, Figure, Report, Section, Table, Text, cells
+from .report.charts import in_order
+from .report.formats import NONE, NOT_MEASURED, component, metric, percent
+from .sides import of_run
 
 CHANGED = 4
 """Fields of the config that a terminal shows."""
