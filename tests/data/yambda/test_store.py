@@ -18,7 +18,6 @@ from raw_events import make_events
 
 from recperf.data.yambda import writer as writer_module
 from recperf.data.yambda.catalogue import describe
-from recperf.data.yambda.config import WindowConfig
 from recperf.data.yambda.manifest import Manifest
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import (
@@ -142,7 +141,7 @@ def test_a_changed_manifest_is_refused(change: Make, says: str, folder: Path) ->
 
 
 def test_a_store_too_small_for_anchors_is_described_without(folder: Path) -> None:
-    statistics = describe(open_store(folder), WindowConfig(min_history=600))
+    statistics = describe(open_store(folder), seconds=86_400, min_history=600)
     assert statistics["events"] == 500
     assert statistics["windows"] == {"seconds": 86_400, "count": 0, "first_anchor": None, "last_anchor": None}
     anchors = {"min_history": 600, "total": 0, "in_the_last_window": 0, "a_window": None, "users_with_enough": 0}
