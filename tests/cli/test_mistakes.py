@@ -43,7 +43,7 @@ MISTAKES = [
     ("data check yambda-50m --path nowhere", 3, "the folder does not exist"),
     ("data import --events nowhere.csv --label y", 3, "nowhere.csv"),
     ("data import x.csv --label y --rating r", 2, "rating and label are given"),
-    ("compare old new old", 2, "compare takes two runs, profiles or traces, or several runs without --gate; got 3"),
+    ("compare old new old", 2, "compare takes two runs, profiles or traces; got 3"),
     ("compare old", 2, "got 1"),
     ("compare old new --gate lots", 2, "--gate takes a percentage such as 5%, not 'lots'"),
     ("compare old missing", 3, "there is nothing at this path"),
