@@ -25,6 +25,7 @@ from recperf.measure.profile_records import Profile
 from recperf.runs.report.blocks import render
 from recperf.runs.report.formats import of_ceiling, sides, stands
 from recperf.runs.report.profile_report import report
+from recperf.runs.result import Difference
 from recperf.workloads import WORKLOADS
 
 Call = Callable[..., tuple[int, str, str]]
@@ -139,8 +140,11 @@ def test_help_is_short_and_help_all_has_every_field(
 
 
 def test_signs_of_intervals_are_said() -> None:
-    assert stands("it", -0.0049, -0.0271, 0.0101) == "level with it (0.0271 below to 0.0101 above)"
-    assert stands("it", 0.05, 0.0443, 0.0566) == "0.0500 above it (0.0443 to 0.0566 above)"
+    facts = {"metric": "auc", "baseline": "it", "below_zero": 0.0, "seeds": 1}
+    level = Difference(low=-0.0271, high=0.0101, difference=-0.0049, standing="level", **facts)
+    assert stands(level) == "level with it (0.0271 below to 0.0101 above)"
+    above = Difference(low=0.0443, high=0.0566, difference=0.05, standing="above", **facts)
+    assert stands(above) == "0.0500 above it (0.0443 to 0.0566 above)"
     assert sides(-0.02, -0.01) == "0.0100 to 0.0200 below"
     assert of_ceiling(7.49, "memory") == "in a cache"
     assert of_ceiling(1.08, "compute") == "100%"

@@ -178,7 +178,7 @@ def test_a_finished_run_with_a_damaged_result_says_how_to_get_it_back(begun: Pat
     seal(Path("r"))
     code, output = call("--resume", "r")
     assert code == 3
-    assert "this run is finished, but result.json does not fit its description" in output
+    assert "result.json is not a file that recperf wrote" in output
     path.unlink()
     assert call("--resume", "r")[0] == 0
     assert json.loads(path.read_text())["quality"] == before["quality"]
