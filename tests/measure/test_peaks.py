@@ -160,7 +160,7 @@ def test_ceilings_are_those_of_the_number_of_threads(measured: Peaks, stored: Pe
     assert ceilings_of(peaks_, device="a GPU elsewhere") is None
     assert ceilings_of(None) is None
     half = ceilings_of(peaks_, threads=2, ranks=2)
-    assert (half.copy, half.knee) == (whole.copy / 2, whole.knee // 2)
+    assert (half.stream, half.knee) == (whole.stream / 2, whole.knee // 2)
     assert half.row_ns(96) == pytest.approx(2 * whole.row_ns(96))
     assert whole.row_ns(64, cached=True) == dict(whole.rows_cache)[64]
 

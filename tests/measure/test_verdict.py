@@ -30,7 +30,6 @@ CEILINGS = Ceilings(
     device="cpu",
     threads=2,
     flops={"float64": 5e10, "float32": 1e11, "bfloat16": 2e11},
-    copy=1e10,
     stream=2e10,
     first_touch=2e9,
     cached=1e11,

@@ -87,7 +87,7 @@ class TrainingSteps(Subject):
         self.alone = current().choose(True, several=False)
         # With the last learning rate of the schedule the update does its full work and hardly changes the weights.
         whole, rate = recipe.whole_step, recipe.learning_rate(recipe.steps - 1)
-        self.is_whole, self.clocked, self.eager = whole is not None, None, None
+        self.clocked = self.eager = None
         if isinstance(whole, GraphStep):
             self.eager = lambda batches: whole.eager(batches, rate)
             self.clocked = lambda batches: whole.clocked(batches, rate)

@@ -24,8 +24,6 @@ class Ceilings:
     threads: int
     flops: dict[str, float]
     """FLOP/s of matrix products by precision: float64, float32, tf32, bfloat16, float16, where they were measured."""
-    copy: float
-    """B/s of copies there, read plus write."""
     stream: float
     """B/s of the fastest stream through memory that was measured: a copy, a read or an update in place."""
     cached: float
@@ -95,7 +93,6 @@ class Ceilings:
         return replace(
             self,
             flops={name: rate / ranks for name, rate in self.flops.items()},
-            copy=self.copy / ranks,
             stream=self.stream / ranks,
             cached=self.cached / ranks,
             special=self.special / ranks,
@@ -221,7 +218,6 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
         device=device,
         threads=threads,
         flops={name: figure.p50 for name, figure in rates.gemm.items() if name in WIDTHS},
-        copy=rates.copy.p50,
         cached=rates.cached.p50,
         # Ceilings of a run or of another machine may be older than the update.
         stream=max(figure.p50 for figure in (rates.copy, rates.read, rates.update) if figure),

@@ -71,12 +71,8 @@ def confirm(
     seconds: float | None = None,
     *,
     peaks: Peaks | None = None,
-    clocked_update: float = 0.0,
 ) -> list[Experiment]:
-    """Run the experiments that the step allows and return what each should have done and did.
-
-    `clocked_update`: the share of the step in its optimizer, where clocks inside the step tell it.
-    """
+    """Run the experiments that the step allows and return what each should have done and did."""
     plain = (lambda: step(batch)) if has_batch else step
     shares = attribution.shares
     own_s = max(1e-6, observed.step_ms.p50 / 1e3) * (1 - shares["input"])
@@ -87,7 +83,7 @@ def confirm(
         # The replay shows that the step waits for its input; nothing else matters as much.
         return rows
     left = SECONDS if seconds is None else seconds
-    for variant in _variants(step, plain, batch, has_batch, attribution, observed, peaks, clocked_update):
+    for variant in _variants(step, plain, batch, has_batch, attribution, observed, peaks):
         turns_s = 2 * TURNS * own_s * 2.5
         if turns_s > left:
             rows.append(Experiment(variant.name, _text(variant.expected), f"it would take {turns_s:.0f} s", "not run"))
@@ -115,13 +111,12 @@ def _variants(
     attribution: Attribution,
     observed: Observed,
     peaks: Peaks | None,
-    clocked_update: float,
 ) -> Iterator[Variant]:
     own = {limit: share for limit, share in attribution.shares.items() if limit != "input"}
     whole = sum(own.values()) or 1.0
     own = {limit: share / whole for limit, share in own.items()}
     on_cpu = observed.device == "cpu"
-    by_batch = _without_optimizer(own, attribution, observed, clocked_update)
+    by_batch = _without_optimizer(own, attribution, observed)
     doubled = _doubled(batch) if has_batch else None
     if doubled is not None:
         yield Variant("twice the batch", lambda: step(doubled), *_expected(by_batch, TWICE))
@@ -237,18 +232,13 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _without_optimizer(
-    own: dict[str, float], attribution: Attribution, observed: Observed, clocked: float
-) -> dict[str, float]:
+def _without_optimizer(own: dict[str, float], attribution: Attribution, observed: Observed) -> dict[str, float]:
     """The shares with the work of an optimizer as one of its own: it follows the parameters, not the batch."""
     step_ms = divided_ms(observed.waits, observed.operators) - observed.waits.get("input", 0.0)
     parts = (OPTIMIZER, "update", "dense_update")
     rows = [row for row in attribution.operators if (row.part or "").startswith(parts)]
     limits = [limit for limit in own if limit not in FIXED]
     work = {limit: sum(row.limits.get(limit, 0.0) for row in rows) / max(1e-9, step_ms) for limit in limits}
-    if not rows:
-        of_all = min(1.0, clocked / max(1e-9, sum(own[limit] for limit in limits)))
-        work = {limit: of_all * own[limit] for limit in limits}
     rest = {limit: max(0.0, share - work.get(limit, 0.0)) for limit, share in own.items()}
     return {**rest, OPTIMIZER: 1 - sum(rest.values())}
 

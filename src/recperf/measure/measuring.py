@@ -187,17 +187,13 @@ def _experiments(
     if pair is not None:
         rows.append(hot_ids(pair.hot.step_ms, pair.cold.step_ms, attribution.random))
     # A CUDA graph takes batches of one size only.
-    graph = subject.is_whole and figures.device != "cpu"
-    if not seconds or not subject.alone or graph or not observed.operators:
+    if not seconds or not subject.alone or subject.eager or not observed.operators:
         return rows
     # The iterator has to live: rows of a batch in tiers may leave their cache once it is closed.
     batches = endless(subject.order, subject.first_epoch + EXPERIMENTS_LATER)
     batch = next(batches)
-    # Operators inside a step that runs as one piece are not seen: its clocks tell how long the optimizer takes.
-    updates = sum(part.share for part in figures.components if part.phase == "update")
-    update = updates if subject.is_whole else 0.0
     step = lambda batch: subject.step(iter([batch]))  # noqa: E731
-    return rows + confirm(step, batch, True, attribution, observed, seconds, peaks=peaks, clocked_update=update)
+    return rows + confirm(step, batch, True, attribution, observed, seconds, peaks=peaks)
 
 
 def measure_pair(arms: Arms, peaks: Peaks | None) -> Pair:

@@ -46,8 +46,6 @@ class Subject(Protocol):
     """The ranks that take the steps."""
     alone: bool
     """Whether there is one."""
-    is_whole: bool
-    """Whether a step runs as one piece, so that its operators are not seen one by one."""
     clocked: ClockedStep | None
     """Times the parts of a CUDA graph; None where spans can time them."""
     eager: Callable[[Iterator[Any]], object] | None
