@@ -23,11 +23,11 @@ from _rows import record, row
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure" / "planted"))
 
-from followed_advice import FOLLOWED, Followed, step_seconds  # type: ignore[import-not-found]
 from planted_cases import Machine, Planted  # type: ignore[import-not-found]
 from recommender_cases import CASES  # type: ignore[import-not-found]
 
 import recperf
+from _followed_advice import FOLLOWED, Followed, step_seconds
 from recperf.machine import usable_cores
 from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of

@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
-        return 200 * 3
+        return 70 * 3
     def __getitem__(self, index):
         total = 0
         for number in range(100000):

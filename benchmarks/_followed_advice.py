@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from planted_cases import Built, Machine, Slow, products
+from planted_cases import Built, Machine, Slow, products  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn import functional as F
+
+Build = Callable[[Machine, bool], Built]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Followed:
     name: str
     advice: str
     """Part of the `change` that the advice must suggest."""
-    build: Callable[[Machine, bool], Built]
+    build: Build
     """The step and its batches; with True as after the change."""
     on_gpu: bool = True
     on_cpu: bool = True
@@ -28,8 +30,10 @@ class Followed:
 FOLLOWED: list[Followed] = []
 
 
-def followed(name: str, advice: str, *, on_gpu: bool = True, on_cpu: bool = True, threads: int | None = None) -> Any:
-    def add(build: Callable[[Machine, bool], Built]) -> Callable[[Machine, bool], Built]:
+def followed(
+    name: str, advice: str, *, on_gpu: bool = True, on_cpu: bool = True, threads: int | None = None
+) -> Callable[[Build], Build]:
+    def add(build: Build) -> Build:
         FOLLOWED.append(Followed(name, advice, build, on_gpu, on_cpu, threads))
         return build
 
@@ -70,7 +74,7 @@ def slow_optimizer(machine: Machine, changed: bool) -> Built:
     weights = [nn.Parameter(machine.rand(1000, 2000)) for _ in range(10)]
     for weight in weights:
         weight.grad = machine.rand(1000, 2000)
-    optimizer = torch.optim.AdamW(weights, lr=1e-3, **({"fused": True} if changed else {"foreach": False}))
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=changed or None, foreach=None if changed else False)
     return (lambda: optimizer.step()), None
 
 
@@ -93,8 +97,7 @@ def no_workers(machine: Machine, changed: bool) -> Built:
     weight = machine.rand(1024, 1024)
     x = machine.rand(256, 1024)
     count = machine.times(lambda: x @ weight, 0.02)
-    workers = {"num_workers": 2} if changed else {}
-    loader = torch.utils.data.DataLoader(Slow(0.02, (256, 1024)), batch_size=None, **workers)
+    loader = torch.utils.data.DataLoader(Slow(0.02, (256, 1024)), batch_size=None, num_workers=2 if changed else 0)
     return (lambda batch: [batch.to(machine.device) @ weight for _ in range(count)]), loader
 
 
@@ -188,7 +191,8 @@ def step_seconds(built: Built, seconds: float = 0.5) -> float:
     for _ in range(4):
         once()
     _sync()
-    times, began, block = [], time.perf_counter(), 1
+    times: list[float] = []
+    began, block = time.perf_counter(), 1
     while len(times) < 5 or time.perf_counter() - began < seconds:
         start = time.perf_counter()
         for _ in range(block):
@@ -201,5 +205,5 @@ def step_seconds(built: Built, seconds: float = 0.5) -> float:
 
 
 def _sync() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
