@@ -97,7 +97,7 @@ def training(
         return {
             "losses": losses, "samples": samples, "norms": norms, "first": first, "state": saved,
             "logits": predictions.logits_N, "labels": predictions.labels_N, "metrics": trial.metrics(predictions),
-            "seen": trial.recipe.training_metrics(), "plan": trial.plan() if world.size > 1 else "",
+            "seen": trial.recipe.training_metrics(), "plan": trial.ranks.plan() if world.size > 1 else "",
             "rows": trial.rows_of(own_part(batch)),
             "ranks": predictions.ranks_N,
             "moved": _moved(trial.tiers()),
@@ -137,7 +137,7 @@ def refused(world: Ranks, configs: list[Any]) -> list[list[str]]:
         try:
             # Without the meeting of the ranks after their data is read, which a rank that refuses never reaches.
             workload = find("dlrm" if isinstance(config, DLRMWorkloadConfig) else "micro-dlrm")
-            load(workload.ranks or workload.build)(config).trial(SEED)
+            load(workload.build)(config).trial(SEED)
         except RecperfError as error:
             errors.append([type(error).__name__, error.what])
         else:

@@ -15,8 +15,10 @@ with warnings.catch_warnings():
 
     import recperf.execution.execute
     import recperf.train.checkpoint_state
-    import recperf.workloads.click_ranks
-    import recperf.workloads.dlrm_v4.ranks
+    import recperf.workloads.dlrm.build
+    import recperf.workloads.dlrm_v4.build
+    import recperf.workloads.micro_dlrm.build
+    import recperf.workloads.ranks
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
 

@@ -21,13 +21,13 @@ import recperf
 from recperf.cli import main
 from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_events
+from recperf.distributed.ranks import Ranks
 from recperf.errors import RecperfWarning, UsageError
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.hstu.build import PreparedSequences
 from recperf.workloads.hstu.config import default, resolve
-from recperf.workloads.hstu.ranks import PreparedSequencesOnRanks
 
 EPOCHS, STEPS = 5, 20
 RUN = ["run", "hstu", "--data.users", "60", "--train.epochs", str(EPOCHS), "--train.batch-size", "16"]
@@ -106,8 +106,9 @@ def test_items_in_files_are_trained_ranked_and_served_to_the_same_bits(
     ):
         assert main([*RUN, *options, *QUIETLY]) == 3
         assert fix in capfd.readouterr().err
+    monkeypatch.setattr("recperf.workloads.hstu.build.current", lambda: Ranks(size=2))
     with pytest.raises(UsageError, match="need a single process"):
-        PreparedSequencesOnRanks(recperf.open("file").config)
+        PreparedSequences(recperf.open("file").config)
 
 
 def reached(prepared: PreparedSequences, enough: float = 1.0) -> float:

@@ -70,7 +70,7 @@ def command(arguments: list[str]) -> int:
     choice = choose(arguments, default="dlrm-v4", planning=True)
     options = read_options(Options, choice, verb="plan", description=DESCRIPTION)
     counts = None if options.ranks is None else _ranks(options.ranks)
-    if choice.workload.ranks is None:
+    if not hasattr(options.values, "distributed"):
         if counts not in (None, [1]):
             raise UsageError(f"workload {choice.workload.name!r} runs in a single process", fix="leave --ranks out")
         counts = [1]

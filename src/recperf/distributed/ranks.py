@@ -294,7 +294,7 @@ class Ranks:
     def report_plan(self, trial: Any, notice: Callable[[str], None]) -> None:
         """Print which rank holds which part of the tables."""
         if self.size > 1:
-            notice(f"placement of the tables\n{trial.plan()}")
+            notice(f"placement of the tables\n{trial.ranks.plan()}")
 
     def trace_facts(self, run: str) -> dict[str, Any]:
         """What a trace says of its origin: `profile --trace FOLDER` joins traces of one run."""

@@ -320,9 +320,7 @@ class Workload:
     checks: str
     """"module:function" that checks files and memory without training and returns a line that names the data."""
     build: str
-    """"module:Class" of the `Prepared` of a single process."""
-    ranks: str | None = None
-    """"module:Class" of the `Prepared` of several ranks; None where the workload runs in one process only."""
+    """"module:Class" of its `Prepared`. A workload runs on several ranks where its config has a `DistributedConfig`."""
     plan: str | None = None
     """"module:function" that counts the work of a config for `recperf plan`."""
     plan_preset: str | None = None
@@ -358,9 +356,8 @@ class Workload:
     def prepare(self, config: Any) -> Prepared:
         """Read the data and choose device and switches, as one process or as one of several ranks."""
         world = current()
-        builder = world.choose(self.build, self.ranks or self.build)
         # Rank 0 first: it may generate the data, and no other rank may read it half written.
-        prepared: Prepared = world.leader_first(lambda: load(builder)(config))
+        prepared: Prepared = world.leader_first(lambda: load(self.build)(config))
         world.require_same_data(prepared.data["digest"])
         return prepared
 

@@ -39,6 +39,7 @@ from .click_candidates import (
     scored_rows,
     strongest_feature,
 )
+from .division import Division
 
 if TYPE_CHECKING:
     from ..data.click_store.imported import ImportedClicks
@@ -168,6 +169,7 @@ class DLRMTrialState:
     seed: int
     model: DLRM
     optimizer: Optimizer
+    ranks = Division()
 
     def tiers(self) -> TieredRows | None:
         return getattr(self.model.embeddings, "tiers", None)
@@ -188,7 +190,8 @@ class DLRMTrialState:
         rows, size = self._rows(split), source.scoring_batch
         batches = source.held_out(self.seed, RankPart(world.rank, world.size), split)
         for number, batch in enumerate(batches):
-            yield batch, min(size, rows - number * size)
+            samples = min(size, rows - number * size)
+            yield self.ranks.part(batch, samples), samples
 
     def _rows(self, split: Split) -> int:
         return int(self.prepared.data["valid_rows"] if split == "valid" else self.prepared.source.choosing_rows)
@@ -220,13 +223,15 @@ class DLRMTrialState:
         tables = self.model.embeddings
         if isinstance(tables, HashedTable):
             return [(SHARED, tables.rows)]
-        assert isinstance(tables, StackedTables | SparseTables)
-        return list(zip(tables.keys, tables.rows))
+        if isinstance(tables, StackedTables | SparseTables):
+            return list(zip(tables.keys, tables.rows))
+        return list(zip(self.model.config.features, self.model.config.rows))
 
     def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return self.ranks.saved({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
 
     def restore(self, state: dict[str, Any]) -> None:
+        state = self.ranks.restored(state)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if isinstance(tables := self.model.embeddings, SparseTables | HashedTable):

@@ -52,6 +52,7 @@ from ..clicks import (
     StoredRows,
     largest_product,
 )
+from ..division import division
 from ..micro_dlrm.config import describe, require_tables
 from .config import (
     LESS,
@@ -288,10 +289,10 @@ class DLRMTrial(DLRMTrialState):
     prepared: PreparedDLRM
 
     def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
-        self.prepared, self.seed = prepared, seed
+        self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned(prepared.config))
         config, switches, device = prepared.config, prepared.switches, prepared.settings.device
         streams = SideStreams(enabled=switches.graph and switches.mlp)
-        self.model = self._model(seed, streams)
+        self.model = prepared.make_model(seed, streams, self.ranks.bags())
         self.optimizer = self._optimizer(streams)
         self.bags = prepared.bags(seed) if prepared.drawn else None
         order, whole = prepared.order(seed), None
@@ -300,7 +301,7 @@ class DLRMTrial(DLRMTrialState):
             order = PlacedOrder(order, tables, device)
         if switches.graph:
             order, whole = self._graph(order)
-        self.recipe = Recipe(
+        recipe = Recipe(
             model=self.model,
             optimizer=self.optimizer,
             order=order,
@@ -312,9 +313,7 @@ class DLRMTrial(DLRMTrialState):
             validation_loss=self.validation_loss if prepared.source.choosing_rows else None,
             patience=config.train.patience,
         )
-
-    def _model(self, seed: int, streams: SideStreams) -> DLRM:
-        return self.prepared.make_model(seed, streams)
+        self.recipe = self.ranks.clicks(recipe, self.model)
 
     def _optimizer(self, streams: SideStreams) -> Optimizer:
         train, switches = self.prepared.config.train, self.prepared.switches
@@ -322,12 +321,11 @@ class DLRMTrial(DLRMTrialState):
         tables = self.model.embeddings
         if isinstance(tables, StackedTables):
             groups.append((list(tables.parameters()), train.table_weight_decay))
-            return make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
-        assert isinstance(tables, SparseTables)
-        assert train.optimizer != "adamw"
-        sparse = SparseRows(tables, train.optimizer, eps=train.eps)
         dense = make_dense(train.optimizer, groups, eps=train.eps, plain=not switches.optimizer)
-        return SplitOptimizer(dense, sparse, streams=streams)
+        if isinstance(tables, SparseTables):
+            assert train.optimizer != "adamw"
+            return SplitOptimizer(dense, SparseRows(tables, train.optimizer, eps=train.eps), streams=streams)
+        return self.ranks.with_bags(dense)
 
     def _graph(self, order: Order) -> tuple[Order, GraphStep]:
         """The step as one graph, and the order that feeds it."""
@@ -376,6 +374,6 @@ class DLRMTrial(DLRMTrialState):
         if isinstance(batch, DrawnBatch):
             assert self.bags is not None
             batch = self.bags.batch(*divmod(batch.window, len(self.bags)))
-        tables = self.model.embeddings
-        assert isinstance(tables, SparseTables | StackedTables)
-        return tables.rows_of(batch.features.to(self.prepared.settings.device))
+        tables: Any = self.model.embeddings
+        rows_V: Tensor = tables.rows_of(batch.features.to(self.prepared.settings.device))
+        return rows_V

@@ -348,7 +348,6 @@ DLRM = Workload(
     claims=quality_claims(bounds),
     checks="recperf.workloads.dlrm.build:check",
     build="recperf.workloads.dlrm.build:PreparedDLRM",
-    ranks="recperf.workloads.click_ranks:PreparedDLRMOnRanks",
     plan="recperf.workloads.dlrm.config:planned",
     datasets={"clicks": on_clicks, "events": on_events},
     serve="recperf.workloads.click_serve:serve_dlrm",

@@ -46,6 +46,7 @@ from ...train.graph import GraphStep
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.watch import Due
+from ..division import division
 from .config import DLRM_V4, SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
 from .data import EventWindows
 from .ranking import candidate_logits
@@ -64,10 +65,12 @@ def settings_of(config: DLRMv4WorkloadConfig) -> Settings:
     return repeatable(settings) if config.train.deterministic else settings
 
 
-def make_model(config: DLRMv4WorkloadConfig, tiers: Tiers, device: torch.device, *, seed: int) -> DLRMv4:
-    """A model whose tables lie where it was decided."""
-    model, tables = config.model, None
-    if tiers.placement != "device":
+def make_model(
+    config: DLRMv4WorkloadConfig, tiers: Tiers, device: torch.device, *, seed: int, tables: Any = None
+) -> DLRMv4:
+    """A model with these tables, or with all of them where it was decided."""
+    model = config.model
+    if tables is None and tiers.placement != "device":
         rows = open_tiers(model.table_rows, tiers, dim=model.table_dim, state=1, device=device)
         tables = TieredDLRMv4Tables(model, rows, seed=seed)
     return DLRMv4(model, seed=seed, device=device, tables=tables)
@@ -121,8 +124,8 @@ class HistoryTrial:
 
     def __init__(self, prepared: PreparedHistories, seed: int) -> None:
         config, device = prepared.config, prepared.settings.device
-        self.prepared = prepared
-        self.model = self._model(seed)
+        self.prepared, self.ranks = prepared, division(prepared, DLRM_V4.planned(config))
+        self.model = make_model(config, prepared.tiers, device, seed=seed, tables=self.ranks.tables(seed))
         self.optimizer = AdamAndRows(self.model, config.train)
         self.stepped = SteppedModel(self.model, seed, device)
         self.order = prepared.train_order()
@@ -130,7 +133,7 @@ class HistoryTrial:
         """Counts of the predictions of all evaluations so far."""
         inputs, train = self._training_inputs(), config.train
         self.rise = rise = train.warmup_steps or max(1, round(train.rise * train.epochs * len(inputs)))
-        self.recipe = Recipe(
+        recipe = Recipe(
             model=self.stepped,
             optimizer=self.optimizer,
             order=inputs,
@@ -146,9 +149,7 @@ class HistoryTrial:
             patience=train.patience,
             whole_step=self._whole_step(inputs),
         )
-
-    def _model(self, seed: int) -> DLRMv4:
-        return make_model(self.prepared.config, self.prepared.tiers, self.prepared.settings.device, seed=seed)
+        self.recipe = self.ranks.histories(recipe, self.model)
 
     def _training_inputs(self) -> InputOrder:
         inputs = self.inputs(self.order)
@@ -178,10 +179,11 @@ class HistoryTrial:
     def inputs(self, order: StreamOrder) -> InputOrder:
         prepared = self.prepared
         device, workers = prepared.settings.device, prepared.config.data.workers
-        return InputOrder(order, prepared.histories, prepared.config.model, device, workers, tiers=self.tiers())
+        inputs = InputOrder(order, prepared.histories, prepared.config.model, device, workers, tiers=self.tiers())
+        return self.ranks.dealt(inputs)
 
     def tiers(self) -> TieredRows | None:
-        return self.model.tables.tiers if isinstance(self.model.tables, TieredDLRMv4Tables) else None
+        return getattr(self.model.tables, "tiers", None)
 
     def _after_windows(self, windows: int) -> Due:
         """Due at the end of every `windows` windows, 0: never; an empty window ends with the one before."""
@@ -285,17 +287,29 @@ class HistoryTrial:
         return list(self.prepared.config.model.table_rows.items())
 
     def state(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "tallies": {name: tally.state() for name, tally in self._tallies().items()},
-        }
+        world, recent = current(), self.stepped.recent
+        counted = {**self._tallies(), "recent": world.merge_tally(recent)}
+        tallies = {name: tally.state() for name, tally in counted.items()}
+        # In which order numbers are added up shows in their last bit, so ranks keep what each of them has.
+        sums_R2 = torch.zeros(world.size, 2, dtype=torch.float64)
+        sums_R2[world.rank] = recent.sums_2
+        tallies["recent"]["sums of ranks"] = world.sum_(sums_R2)
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "tallies": tallies}
+        return self.ranks.saved(state)
 
     def restore(self, state: dict[str, Any]) -> None:
+        world, state = current(), self.ranks.restored(state)
+        self.model.tables.forget()
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name, tally in self._tallies().items():
             tally.load(state["tallies"][name])
+        if not world.is_leader:
+            # Rank 0 has what all counted.
+            self.stepped.recent.clear()
+        sums_R2 = state["tallies"]["recent"].get("sums of ranks")
+        if sums_R2 is not None and len(sums_R2) == world.size:
+            self.stepped.recent.sums_2.copy_(sums_R2[world.rank])
 
     def _tallies(self) -> dict[str, Tally]:
         return {"train": self.stepped.lifetime, "recent": self.stepped.recent, "valid": self.scored}

@@ -323,7 +323,6 @@ DLRM_V4 = Workload(
     claims=quality_claims(bounds),
     checks="recperf.workloads.dlrm_v4.data:check",
     build="recperf.workloads.dlrm_v4.build:PreparedHistories",
-    ranks="recperf.workloads.dlrm_v4.ranks:PreparedHistoriesOnRanks",
     plan="recperf.workloads.dlrm_v4.plan:planned",
     plan_preset="mlperf",
     datasets={"events": on_events},

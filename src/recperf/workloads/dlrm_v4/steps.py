@@ -73,12 +73,17 @@ class InputOrder:
         """The positions of each rank's samples in a batch: there is one rank."""
         return [np.arange(len(batch))]
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
+    def loaded(self, epoch: int, start: int = 0) -> Iterator[HistoryBatch]:
         with closing(self.loader(start)) as loader:
-            for number, inputs in enumerate(self._prepared(loader), start):
+            for number, batch in enumerate(loader, start):
                 if number in self.firsts:
                     reached("window: entered")
-                yield Numbered(inputs, epoch * len(self) + number)
+                yield batch
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Numbered]:
+        with closing(self._prepared(self.loaded(epoch, start))) as prepared:  # type: ignore[type-var]
+            for step, inputs in enumerate(prepared, epoch * len(self) + start):
+                yield Numbered(inputs, step)
 
     def _prepared(self, batches: Iterator[HistoryBatch]) -> Iterator[Inputs]:
         tiers = self.tiers

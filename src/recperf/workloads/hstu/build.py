@@ -23,8 +23,9 @@ from ...data.batch import JaggedFeatures
 from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
 from ...data.yambda.reference import open_events
+from ...distributed.balance import stride
 from ...distributed.ranks import current
-from ...errors import DataError, MachineError
+from ...errors import DataError, MachineError, UsageError
 from ...execution.tables import placed_tables
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 from ...measure.cost import FLOAT, Cost
@@ -46,6 +47,7 @@ from ...train.next_item import Ranked, baselines, item_counts, rank, seen_by_def
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ...train.ranking import list_quality
 from ...units import size
+from ..division import division
 from .config import HSTUConfig, SequencesConfig, bounds, estimate, require_room
 
 EMBEDDED_SEED = 7
@@ -242,6 +244,9 @@ class PreparedSequences(Prepared):
     they come from elsewhere than the config says."""
 
     def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
+        if config.used_rows and current().choose(False, several=True):
+            what = "ranks of hstu update all items: adam and tables outside the device need a single process"
+            raise UsageError(what, fix="--ranks 1, or --train.table-optimizer adamw --tables.placement device")
         require_room(config)
         self.config = config
         self.sequences = Sequences(config, data)
@@ -323,7 +328,7 @@ class SequenceTrial(Trial):
     """One model, its optimizer and the order of its sequences."""
 
     def __init__(self, prepared: PreparedSequences, seed: int) -> None:
-        config, self.prepared = prepared.config, prepared
+        config, self.prepared, self.ranks = prepared.config, prepared, division(prepared)
         train = config.train
         self.model = prepared.sequences.model(seed, prepared.settings.device, prepared.tiers)
         blocks = list(self.model.blocks.parameters())
@@ -353,6 +358,7 @@ class SequenceTrial(Trial):
         )
         if prepared.graph:
             self.recipe = replace(self.recipe, order=WindowOrder(order), whole_step=self._whole_step(order))
+        self.recipe = self.ranks.sequences(self.recipe, self.model)
 
     def _whole_step(self, order: SequenceOrder) -> GraphStep:
         settings = self.prepared.settings
@@ -379,8 +385,15 @@ class SequenceTrial(Trial):
 
     @torch.no_grad()
     def ranked(self, targets: Targets) -> Ranked:
-        vectors_ID = self.model.item_vectors()
-        return self.prepared.ranks(targets, lambda part: self.score(part, vectors_ID))
+        """The ranks of targets; of several processes each ranks its share."""
+        vectors_ID, world = self.model.item_vectors(), current()
+        parts = stride(len(targets), world.size)
+        own = Targets(targets.users_N[parts[world.rank]], targets.positions_N[parts[world.rank]])
+        ranked = self.prepared.ranks(own, lambda part: self.score(part, vectors_ID))
+        order_N = torch.from_numpy(np.argsort(np.concatenate(parts)))
+        gathered = zip(*world.all_gather((ranked.ranks_N, ranked.lists_NK)))
+        ranks_N, lists_NK = (torch.cat(columns)[order_N] for columns in gathered)
+        return Ranked(ranks_N, lists_NK, ranked.seen)
 
     def predictions(self, at: Position | None = None) -> Predictions:
         """The ranks of the test items."""

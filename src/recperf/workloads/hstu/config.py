@@ -232,7 +232,6 @@ HSTU = Workload(
     claims=quality_claims(bounds),
     checks="recperf.workloads.hstu.build:check",
     build="recperf.workloads.hstu.build:PreparedSequences",
-    ranks="recperf.workloads.hstu.ranks:PreparedSequencesOnRanks",
     serve="recperf.workloads.hstu.serve:ServedSequences",
     datasets={"events": on_events},
     resolve=resolve,

@@ -25,7 +25,8 @@ from ..clicks import (
     largest_product,
     one_cycle_recipe,
 )
-from .config import MicroDLRMConfig, bounds, require_room, rows_of
+from ..division import division
+from .config import MicroDLRMConfig, bounds, planned, require_room, rows_of
 
 
 class PreparedClicks(PreparedRows):
@@ -64,7 +65,7 @@ class ClickTrial(DLRMTrialState):
     prepared: PreparedClicks
 
     def __init__(self, prepared: PreparedClicks, seed: int) -> None:
-        self.prepared, self.seed = prepared, seed
+        self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned(prepared.config))
         config, settings, device = prepared.config, prepared.config.train, prepared.settings.device
         self.model = DLRM(config.model, seed=seed).to(device)
         tables = list(self.model.embeddings.parameters())
@@ -85,6 +86,7 @@ class ClickTrial(DLRMTrialState):
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
         if prepared.source.choosing_rows:
             self.recipe = replace(self.recipe, validation_loss=self.validation_loss, patience=settings.patience)
+        self.recipe = self.ranks.clicks(self.recipe, self.model)
 
     def rows_of(self, batch: ClickBatch | IndexedBatch) -> Tensor:
         """The table rows a batch looks up."""

@@ -207,7 +207,6 @@ MICRO_DLRM = Workload(
     claims=claims,
     checks="recperf.workloads.micro_dlrm.config:check",
     build="recperf.workloads.micro_dlrm.build:PreparedClicks",
-    ranks="recperf.workloads.click_ranks:PreparedClicksOnRanks",
     plan="recperf.workloads.micro_dlrm.config:planned",
     datasets={"movielens": on_movielens, "events": on_events, "clicks": on_clicks},
     resolve=resolve,
