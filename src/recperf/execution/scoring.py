@@ -94,8 +94,6 @@ def _held_out(model: TrainedModel) -> Scored:
 
 def _of_file(model: TrainedModel, path: Path, columns: Sequence[str] | None) -> tuple[Scored, int | None]:
     """The scored rows of a file, and how many it has where that is known."""
-    if not model.served.roles:
-        raise UsageError("the rows of this run are random and have no columns", fix="--held-out: the held-out rows")
     file = RowFile(path)
     roles, written = model.columns(file.names), list(file.names if columns is None else columns)
     for name in written:

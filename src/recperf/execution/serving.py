@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.rows import Ids, Table, Unknown, find_column, pyarrow
+from ..data.rows import Ids, Table, Unknown, find_column
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import digest_of, open_regular, reading
 from ..jsonfile import Struct, read, require
@@ -140,16 +140,10 @@ class Served(Protocol):
         """Why items cannot be ranked for a user; None if they can."""
         if self.users is None or self.items is None:
             return "its data has no list of users and items"
-        others = [role for role in self.roles if role not in ("user", "item")]
-        return f"its rows also need {', '.join(others[:5])}" if others else None
+        return None
 
     def rank(self, users: Any) -> Tensor:
         """The logits of all items, in the order of `items`, for each user of a column of own ids, on the host."""
-        assert self.items is not None
-        compute, count = pyarrow(".compute"), len(self.items)
-        pairs = np.repeat(np.arange(len(users)), count), np.tile(np.arange(count), len(users))
-        columns = [compute.take(values, pyarrow().array(at)) for values, at in zip((users, self.items.values), pairs)]
-        return self.logits(self.encode(dict(zip(("user", "item"), columns))).inputs).view(len(users), count)
 
     def rank_items(self, user: Any, items_N: NDArray[np.int64]) -> Tensor:
         """The logits of some items, given as places in `items`, for a user in a column of own ids, on the host."""

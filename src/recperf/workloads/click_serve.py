@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.batch import ClickBatch
 from ..data.click_store.imported import ImportedClicks
 from ..data.clicks import Clicks, dense_features
 from ..data.order import ClickOrder
@@ -59,11 +58,13 @@ class DensePart(nn.Module):
 class ServedClicks(Served):
     """Inputs are `Rows`: numbers and table rows on the host."""
 
+    clicks: Any
     model: DLRM
     batch_size = SCORING_BATCH
-    keys: tuple[str, ...]
-    slots: tuple[int, ...]
-    dense_names: tuple[str, ...]
+
+    def __init__(self, clicks: Any, model: DLRM, settings: Settings) -> None:
+        self.clicks, self.model, self.settings = clicks, model, settings
+        self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
 
     def logits(self, inputs: Rows) -> Tensor:
         rows, logits = MemoryRows(self.keys, self.slots, inputs), []
@@ -82,10 +83,39 @@ class ServedClicks(Served):
         for first in range(0, rows, size):
             yield first, min(first + size, rows)
 
-    @property
-    @abstractmethod
+    @cached_property
     def train_places(self) -> tuple[Tensor, Tensor]:
         """The places in `users` and `items` of the user and the item of every training row; -1 for a missing one."""
+        assert self.users is not None
+        assert self.items is not None
+        places = []
+        for role, ids in (("user", self.users), ("item", self.items)):
+            numbers_N, numbers_V = self.clicks.role_ids(role, "train"), ids.numbers_V
+            assert numbers_N is not None
+            places_N = np.searchsorted(numbers_V, numbers_N)
+            places.append(torch.from_numpy(np.where(numbers_V[places_N] == numbers_N, places_N, -1)))
+        return places[0], places[1]
+
+    @property
+    @abstractmethod
+    def owned(self) -> tuple[ItemColumns, ItemColumns]:
+        """The columns that belong to the user, and those that belong to the item, by their numbers."""
+
+    def pairs(self, users_P: Longs, items_P: Longs) -> Rows:
+        """Rows of users and items, whose columns are those of either; what belongs to neither is unknown."""
+        user, item = self.owned
+        unknown_S = torch.tensor([0 if slot == 0 else EMPTY for slots in self.slots for slot in range(slots)])
+        columns = torch.zeros(len(users_P), len(self.dense_names)), unknown_S.expand(len(users_P), -1)
+        columns = user.replaced(torch.from_numpy(users_P), *columns)
+        dense_PD, ids_PS = item.replaced(torch.from_numpy(items_P), *columns)
+        return Rows(dense_PD.numpy(), ids_PS.int().numpy(), np.zeros(len(users_P), np.uint8))
+
+    def rank(self, users: Any) -> Tensor:
+        assert self.users is not None
+        assert self.items is not None
+        users_U, items_I = self.users.numbers(users)[0], self.items.numbers_V
+        rows = self.pairs(users_U.repeat(len(items_I)), np.tile(items_I, len(users_U)))
+        return self.logits(rows).view(len(users_U), len(items_I))
 
     def meeting(self) -> tuple[Tensor, str] | None:
         assert self.items is not None
@@ -160,10 +190,11 @@ class CategoryIds(Ids):
 class ServedImported(ServedClicks):
     """Clicks of a user's own columns; a category that no training row has is looked up in row 0."""
 
+    clicks: ImportedClicks
+
     def __init__(self, clicks: ImportedClicks, model: DLRM, settings: Settings) -> None:
-        self.clicks, self.model, self.settings = clicks, model, settings
+        super().__init__(clicks, model, settings)
         self.data_digest = clicks.digest
-        self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
         self.roles = {one.name: (one.name,) for one in clicks.manifest.columns}
         self.users, self.items = self._ids("user"), self._ids("item")
 
@@ -185,15 +216,8 @@ class ServedImported(ServedClicks):
             yield pyarrow().table({**own, free_name("label", self.names()): rows.labels_N}), rows
 
     @cached_property
-    def train_places(self) -> tuple[Tensor, Tensor]:
-        users_N, items_N = (self.clicks.role_ids(role, "train") for role in ("user", "item"))
-        assert users_N is not None
-        assert items_N is not None
-        return torch.from_numpy(users_N) - 1, torch.from_numpy(items_N) - 1
-
-    @cached_property
-    def _owned(self) -> tuple[ItemColumns, ItemColumns]:
-        """The columns that belong to the user, and those that belong to the item."""
+    def owned(self) -> tuple[ItemColumns, ItemColumns]:
+        """As the training rows have them."""
         assert self.users is not None
         assert self.items is not None
         sizes = len(self.users) + 1, len(self.items) + 1
@@ -205,27 +229,13 @@ class ServedImported(ServedClicks):
     def why_no_ranking(self) -> str | None:
         if self.users is None or self.items is None:
             return super().why_no_ranking()
-        user, item = self._owned
+        user, item = self.owned
         owned = torch.cat([user.by_item_D | item.by_item_D, user.by_item_S | item.by_item_S]).tolist()
         names = [*self.dense_names, *(key for key, slots in zip(self.keys, self.slots) for _ in range(slots))]
         others = list(dict.fromkeys(name for name, is_owned in zip(names, owned) if not is_owned))
         if not others:
             return None
         return f"these columns belong neither to the user nor to the item: {', '.join(others[:5])}"
-
-    def rank(self, users: Any) -> Tensor:
-        """Of rows whose other columns are those of the user and of the item in the training rows; what no training row
-        says is unknown."""
-        assert self.users is not None
-        assert self.items is not None
-        users_U, items_I = torch.from_numpy(self.users.places(users) + 1), torch.arange(1, len(self.items) + 1)
-        users_P, items_P = users_U.repeat_interleave(len(items_I)), items_I.repeat(len(users_U))
-        user, item = self._owned
-        unknown_S = torch.tensor([0 if slot == 0 else EMPTY for slots in self.slots for slot in range(slots)])
-        dense_PD, ids_PS = torch.zeros(len(users_P), len(self.dense_names)), unknown_S.expand(len(users_P), -1)
-        dense_PD, ids_PS = item.replaced(items_P, *user.replaced(users_P, dense_PD, ids_PS))
-        rows = Rows(dense_PD.numpy(), ids_PS.int().numpy(), np.zeros(len(users_P), np.uint8))
-        return self.logits(rows).view(len(users_U), len(items_I))
 
     def own_ids(self, feature: str) -> tuple[Any, Any] | None:
         """Categories that enough training rows have; null for those of row 0 and for the missing one of row 1."""
@@ -254,14 +264,13 @@ def serve_micro_dlrm(config: MicroDLRMConfig) -> Served:
 class ServedRatings(ServedClicks):
     """Users and items are given by their own ids. An id without training rows is looked up in row 0."""
 
+    clicks: Clicks
     users: Ids
     items: Ids
 
     def __init__(self, clicks: Clicks, model: DLRM, settings: Settings) -> None:
-        self.model, self.settings = model, settings
-        self.clicks = clicks
+        super().__init__(clicks, model, settings)
         self.ratings, self.data_digest = clicks.ratings, clicks.ratings.digest
-        self.keys, self.slots, self.dense_names = clicks.keys, clicks.slots, clicks.dense_names
         self.roles = {"user": ("user", "user_id", "userId"), "item": ("item", "item_id", "itemId", "movieId")}
         self.users, self.items = self._ids("user", self.ratings.user), self._ids("item", self.ratings.item)
 
@@ -270,53 +279,38 @@ class ServedRatings(ServedClicks):
         numbers = np.unique(numbers_N)
         return Ids.of(role, numbers.tolist(), numbers)
 
-    @cached_property
-    def _trained(self) -> tuple[list[Any], Any, Any]:
-        """Which ids of each sparse feature training rows have; each user's mean label and number of those rows."""
-        data, training = self.ratings, self.clicks.index["train"]
-        known = []
-        for ids, _ in data.id_features().values():
-            known.append(np.zeros(int(ids.max()) + 1, np.bool_))
-            known[-1][ids[training]] = True
-        labels = data.liked[training]
-        size = int(data.user.max()) + 1
-        count_U = np.bincount(data.user[training], minlength=size)
-        clicks_U = np.bincount(data.user[training], weights=labels, minlength=size)
-        overall = labels.sum() / max(1, len(labels)) if len(labels) else 0.5
-        return known, np.where(count_U > 0, clicks_U / np.maximum(count_U, 1), overall), count_U
-
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         looked_up = {"user": self.users.numbers(rows["user"]), "item": self.items.numbers(rows["item"])}
-        numbers = {role: numbers_N for role, (numbers_N, _) in looked_up.items()}
-        dense_ND = np.concatenate([self._by_id[role].dense_ND[numbers[role]] for role in numbers], axis=1)
-        ids = [self._by_id[role].ids_NS[:, at][numbers[role]] for at, role in enumerate(self._role_of_key)]
         unknown = {role: Unknown.of(~known_N, rows[role]) for role, (_, known_N) in looked_up.items()}
-        return Encoded(Rows(dense_ND, np.stack(ids, 1), np.zeros(len(dense_ND), np.uint8)), unknown)
+        return Encoded(self.pairs(looked_up["user"][0], looked_up["item"][0]), unknown)
+
+    def _trained(self, feature: str) -> Longs:
+        """The ids of a sparse feature that training rows have, and 0 for the others."""
+        return np.unique(self.clicks.rows.ids_NS[:, self.keys.index(feature)])
 
     @cached_property
-    def _by_id(self) -> dict[str, Rows]:
-        """The dense features of every user and of every item by its number, and the table rows with the other unknown,
-        which are 0 for features of the other."""
+    def owned(self) -> tuple[ItemColumns, ItemColumns]:
         users, items = (np.arange(int(ids.numbers_V.max()) + 1) for ids in (self.users, self.items))
-        of_user = self.dense_names.index("user count") + 1
-        user, item = self._of_pairs(users, np.zeros_like(users)), self._of_pairs(np.zeros_like(items), items)
-        return {
-            "user": Rows(np.ascontiguousarray(user.dense_ND[:, :of_user]), user.ids_NS, user.labels_N),
-            "item": Rows(np.ascontiguousarray(item.dense_ND[:, of_user:]), item.ids_NS, item.labels_N),
-        }
+        of_user = np.arange(len(self.dense_names)) <= self.dense_names.index("user count")
+        pairs = (users, np.zeros_like(users), of_user), (np.zeros_like(items), items, ~of_user)
+        return self._columns(*pairs[0]), self._columns(*pairs[1])
 
-    @cached_property
-    def _role_of_key(self) -> list[str]:
-        """Of which, user or item, each sparse feature is."""
-        return ["user" if self._by_id["user"].ids_NS[:, at].any() else "item" for at in range(len(self.keys))]
-
-    def _of_pairs(self, users_N: Longs, items_N: Longs) -> Rows:
-        known, mean_U, count_U = self._trained
-        data = replace(self.ratings, user=users_N, item=items_N)
-        features = dense_features(data, mean_U[users_N], count_U[users_N])
-        ids = [np.where(trained[ids], ids, 0) for trained, (ids, _) in zip(known, data.id_features().values())]
-        dense_ND = np.stack(list(features.values()), axis=1).astype(np.float32)
-        return Rows(dense_ND, np.stack(ids, 1).astype(np.int32), np.zeros(len(users_N), np.uint8))
+    def _columns(self, users_N: Longs, items_N: Longs, own_D: NDArray[np.bool_]) -> ItemColumns:
+        """The features of all users, or of all items, while the other is unknown."""
+        data, train = self.ratings, self.clicks.index["train"]
+        labels, size = data.liked[train], int(data.user.max()) + 1
+        count_U = np.bincount(data.user[train], minlength=size)
+        clicks_U = np.bincount(data.user[train], weights=labels, minlength=size)
+        overall = labels.mean() if len(labels) else 0.5
+        mean_U = np.where(count_U > 0, clicks_U / np.maximum(count_U, 1), overall)
+        data = replace(data, user=users_N, item=items_N)
+        dense_ND = np.stack(list(dense_features(data, mean_U[users_N], count_U[users_N]).values()), 1)
+        sparse = data.id_features().items()
+        ids_NS = np.stack([np.where(np.isin(ids, self._trained(key)), ids, 0) for key, (ids, _) in sparse], 1)
+        columns = ItemColumns(len(users_N), len(own_D), len(self.keys))
+        columns.add(torch.arange(len(users_N)), torch.from_numpy(dense_ND).float(), torch.from_numpy(ids_NS))
+        columns.by_item_D, columns.by_item_S = torch.from_numpy(own_D), torch.from_numpy(ids_NS.any(0))
+        return columns
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
         clicks = self.clicks
@@ -329,69 +323,33 @@ class ServedRatings(ServedClicks):
         for first, last in self.blocks(len(rows)):
             yield rows.slice(first, last - first), clicks.rows_of("valid", first, last)
 
-    @cached_property
-    def train_places(self) -> tuple[Tensor, Tensor]:
-        users_N, items_N = (
-            torch.from_numpy(np.searchsorted(ids.numbers_V, self.clicks.role_ids(role, "train")))
-            for ids, role in ((self.users, "user"), (self.items, "item"))
-        )
-        return users_N, items_N
-
     def own_ids(self, feature: str) -> tuple[Any, Any] | None:
         """Ids that training rows have, and none for row 0."""
         ids = {"user": self.users, "item": self.items}.get(feature)
         if ids is None:
             return None
-        arrow, known = pyarrow(), self._trained[0][self.keys.index(feature)]
-        trained = np.flatnonzero(known[ids.numbers_V])
+        arrow, trained = pyarrow(), np.flatnonzero(np.isin(ids.numbers_V, self._trained(feature)))
         values = ids.values.take(arrow.array(trained))
         none = arrow.array([None], values.type)
         return arrow.concat_arrays([none, values]), np.concatenate([[0], ids.numbers_V[trained]])
 
     def more_tables(self) -> dict[str, Table]:
         """The dense features and further table rows of all users and items."""
-        arrow, tables = pyarrow(), {}
-        for role, ids in (("user", self.users), ("item", self.items)):
-            of_role = self._by_id[role].take(ids.numbers_V)
-            first = 0 if role == "user" else self._by_id["user"].dense_ND.shape[1]
-            dense = dict(zip(self.dense_names[first:], of_role.dense_ND.T))
-            more = [at for at, key in enumerate(self.keys) if key != role and self._role_of_key[at] == role]
-            rows = {f"row of {self.keys[at]}": of_role.ids_NS[:, at] for at in more}
-            tables[f"{role}s"] = arrow.table({role: ids.values, **dense, **rows})
+        tables = {}
+        for role, ids, columns in zip(("user", "item"), (self.users, self.items), self.owned):
+            dense = dict(zip(self.dense_names, columns.dense_ID[ids.numbers_V].T.numpy()))
+            rows = dict(zip(self.keys, columns.ids_IS[ids.numbers_V].int().T.numpy()))
+            own = {name: dense[name] for name, owned in zip(dense, columns.by_item_D) if owned}
+            more = {f"row of {key}": rows[key] for key, owned in zip(rows, columns.by_item_S) if owned and key != role}
+            tables[f"{role}s"] = pyarrow().table({role: ids.values, **own, **more})
         return tables
 
 
 def serve_dlrm(config: DLRMWorkloadConfig) -> Served:
+    if config.data.source == "random":
+        raise UsageError("this run was trained on random batches: there are no rows to score", fix="recperf show")
     # Neither a captured step nor where batches are drawn matters without training; tables lie where they fit now.
     fast, tables = replace(config.fast, graph="off", input="auto"), TablesConfig(folder=config.tables.folder)
     configured = ConfiguredDLRM(replace(config, fast=fast, tables=tables))
     configured.tiers = scored_only(configured.tiers)
-    if config.data.source == "clicks":
-        return ServedImported(
-            readable(config), configured.make_model(0, SideStreams(enabled=False)), configured.settings
-        )
-    return ServedDrawn(configured)
-
-
-class ServedDrawn(Served):
-    """Random rows have no columns: only the held-out ones can be scored."""
-
-    def __init__(self, configured: ConfiguredDLRM) -> None:
-        self.settings = configured.settings
-        self.model, self.roles = configured.make_model(0, SideStreams(enabled=False)), {}
-        self.batch_size = configured.config.train.batch_size
-        self.rows = configured.rows()
-        self.data_digest = self.rows.data["digest"]
-
-    def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        raise UsageError("random rows have no columns", fix="recperf score RUN --held-out scores the held-out rows")
-
-    def logits(self, inputs: ClickBatch) -> Tensor:
-        poll()
-        logits: Tensor = self.model(inputs.dense_BD, inputs.features)
-        return logits.cpu()
-
-    def held_out(self, seed: int) -> Iterator[tuple[Table, ClickBatch]]:
-        for number, batch in enumerate(self.rows.held_out(seed)):
-            rows = np.arange(number * len(batch), (number + 1) * len(batch))
-            yield pyarrow().table({"row": rows, "label": batch.labels_B.cpu().numpy().astype(np.int8)}), batch
+    return ServedImported(readable(config), configured.make_model(0, SideStreams(enabled=False)), configured.settings)
