@@ -15,9 +15,10 @@ from msgspec import convert
 from msgspec.structs import replace as replace_fields
 
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.execution import training
+from recperf.execution import saving
 from recperf.execution.execute import _start
-from recperf.execution.training import SeedTraining, in_background
+from recperf.execution.saving import checkpoint_folder, in_background
+from recperf.execution.training import SeedTraining
 from recperf.measure.peaks.records import Figure, Peaks, Rates
 from recperf.measure.profile_records import Profile
 from recperf.ops import choice, mlp
@@ -52,18 +53,18 @@ class Weights:
 
 def test_paths_that_checkpoints_would_make_too_long_are_refused_before_training() -> None:
     run = Path("/".join(["y" * 199] * 20))
-    training.checkpoint_folder(run, 42, steps=30)
+    checkpoint_folder(run, 42, steps=30)
     with pytest.raises(MachineError, match="the path is too long") as refused:
-        training.checkpoint_folder(run / ("z" * 60), 42, steps=30)
+        checkpoint_folder(run / ("z" * 60), 42, steps=30)
     assert all(len(line) < 400 for line in refused.value.lines())
 
 
 def test_a_linked_folder_of_checkpoints_is_an_error_that_one_rank_prints(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(tmp_path)
     with pytest.raises(DataError, match="checkpoints is a link, which is not followed") as refused:
-        training.checkpoint_folder(tmp_path, 42, steps=30)
-    assert training.current().shared_error is refused.value
-    training.current().shared_error = None
+        checkpoint_folder(tmp_path, 42, steps=30)
+    assert saving.current().shared_error is refused.value
+    saving.current().shared_error = None
 
 
 @dataclass
@@ -280,15 +281,12 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    notices: list[str] = []
-    monkeypatch.setattr(training, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(saving, "available_bytes", lambda: 4 << 30)
     whole, more = (torch.empty(size, dtype=torch.uint8, device="meta") for size in (1 << 30, (1 << 30) + 1))
-    assert in_background(TrainConfig(), whole, notices.append)
-    assert not in_background(TrainConfig(checkpoint_background="off"), whole, notices.append)
-    assert in_background(TrainConfig(checkpoint_background="on"), more, notices.append)
-    assert notices == []
-    assert not in_background(TrainConfig(), more, notices.append)
-    assert "a state of 1.0 GiB" in notices[0]
+    assert in_background(TrainConfig(), whole)
+    assert not in_background(TrainConfig(checkpoint_background="off"), whole)
+    assert in_background(TrainConfig(checkpoint_background="on"), more)
+    assert not in_background(TrainConfig(), more)
 
 
 def test_baselines_that_were_changed_are_refused_unless_the_data_was(run: Run) -> None:

@@ -5,30 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..distributed.ranks import current
-from ..errors import ConfigError, DataError, MachineError, RecperfError
-from ..files import require_short
-from ..folders import require_own_folders
+from ..errors import ConfigError, DataError, RecperfError
 from ..jsonfile import as_json, require
-from ..machine import available_bytes, out_of_memory
-from ..models.tiers.columns import table_columns
+from ..machine import out_of_memory
 from ..ops import choice
 from ..runs.record import Run
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import Change, SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
-from ..train.checkpoint import CheckpointStore, shape_mismatch, tensor_bytes
-from ..train.config import VALIDATION, TrainConfig, leading, merit
+from ..train.checkpoint import CheckpointStore, shape_mismatch
+from ..train.config import VALIDATION, leading, merit
 from ..train.loop import Position, train
 from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
-from ..units import size
+from .saving import checkpoint_folder, open_store, require_room
 from .workload import Predictions, Prepared, Trial, Workload, load
 
 if TYPE_CHECKING:
@@ -36,75 +31,6 @@ if TYPE_CHECKING:
     from ..runs.mlperf.log import MLPerfLog
     from .starting import Start
     from .submission import Submission
-
-
-LARGE = 1 << 30
-"""Bytes of a checkpoint from which on its size is announced."""
-
-
-def in_background(config: TrainConfig, state: Any, notice: Callable[[str], None] = lambda text: None) -> bool:
-    """Whether checkpoints are written while training goes on: that takes a copy of the state in memory.
-
-    `auto` wants room for four, since the system needs memory for the files too. It copies no tables in files, which are
-    there because memory is limited.
-    """
-    if config.checkpoint_background != "auto":
-        return config.checkpoint_background == "on"
-    if any(columns.in_files for columns in table_columns(state)):
-        return False
-    state_bytes = tensor_bytes(state)
-    if 4 * state_bytes <= available_bytes():
-        return True
-    notice(
-        f"checkpoints are written while training waits: four copies of a state of {size(state_bytes)} "
-        "do not fit into memory"
-    )
-    return False
-
-
-def checkpoint_folder(run: Path, seed: int, steps: int) -> Path:
-    """The folder of a seed's checkpoints; it may not be a link, nor the path of a file there, the longest that a run
-    writes, be too long."""
-    world = current()
-    try:
-        folder = require_own_folders(run, "checkpoints", f"seed-{seed}")
-        require_short(folders.draft_of(folder / folders.name_of(steps)) / f"rank{world.size - 1}-00000.safetensors")
-    except RecperfError as error:
-        if isinstance(error, MachineError):
-            error.where = {"run": str(run)}
-        world.shared_error = error
-        raise
-    return folder
-
-
-def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> None:
-    """Refuse to train if the checkpoint at the end does not fit on the disk; say the size of a large one."""
-    world = current()
-    needed = int(world.total(tensor_bytes(trial.state())))
-    free = world.on_leader(lambda: disk_usage(run).free)
-    if needed > free and (config.checkpoint_end or config.checkpoint_epochs):
-        world.shared_error = error = MachineError(
-            f"a checkpoint takes {size(needed)} of disk; {size(free)} are free",
-            where={"run": run},
-            fix="free some space, --run-dir on another disk, or --train.no-checkpoint-end --train.no-checkpoint-epochs",
-        )
-        raise error
-    if needed >= LARGE:
-        notice(f"each checkpoint takes {size(needed)} of disk")
-
-
-def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
-    """The checkpoints of a trial, as its config wants them kept. Only a single process writes in the background."""
-    world = current()
-    if world.size == 1:
-        background = in_background(config, trial.state(), notice)
-        return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last, background=background)
-    from ..distributed.checkpoint import RankStore
-
-    if config.checkpoint_background == "on":
-        notice("training waits while a checkpoint is written: several ranks write it together")
-    return RankStore(folder=folder, notice=notice, keep_last=config.keep_last, world=world)
-
 
 SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
 """Metrics that the terminal shows of an evaluation."""
