@@ -14,8 +14,8 @@ from recperf.data.next_item_batches import EventsOnDevice, SequenceOrder, Window
 from recperf.models.next_item import model as softmax
 from recperf.models.next_item.config import NextItemConfig
 from recperf.models.next_item.model import NextItemHSTU
-from recperf.workloads.hstu import build as hstu_batches
-from recperf.workloads.hstu.build import WindowFeed, WindowOrder
+from recperf.workloads.hstu import steps as hstu_batches
+from recperf.workloads.hstu.steps import WindowFeed, WindowOrder
 
 TEMPERATURE = 0.05
 

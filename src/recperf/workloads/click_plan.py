@@ -57,19 +57,12 @@ def planned_clicks(
 
     tables = tuple(
         Table(
-            name=name,
-            rows=rows,
-            dim=model.dim,
-            ids=each,
+            name=name, rows=rows, dim=model.dim, ids=each, pooled=True, state=row_state, copied=copied,
             # A table that all features share returns one vector for each of them.
-            vectors=len(model.features) / len(names),
-            distinct=_distinct(rows, each),
-            pooled=True,
-            state=row_state,
-            copied=copied,
+            vectors=len(model.features) / len(names), distinct=_distinct(rows, each),
         )
         for name, rows, each in zip(names, model.rows, ids)
-    )
+    )  # fmt: skip
     ids_per_sample = sum(ids)
     layers = len(model.bottom) + len(model.top_widths) - 2
     calls = CALLS + CALLS_PER_LAYER * layers
