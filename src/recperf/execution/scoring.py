@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any, BinaryIO
@@ -134,52 +135,32 @@ def format_of(path: Path) -> str:
 def write_rows(output: Path, tables: Iterable[Table]) -> None:
     """Write tables of one schema as a Parquet or CSV file, complete or not at all. A table is written while the next
     one is made; how the rows come in tables does not change the file."""
-    with (
-        atomic_file(output) as file,
-        _RowWriter(format_of(output), file) as writer,
-        ThreadPoolExecutor(1) as thread,
-    ):
+    with atomic_file(output) as file, ExitStack() as stack, ThreadPoolExecutor(1) as thread:
+        writer: Any = None
         written: Future[None] | None = None
         for block in in_blocks(tables, GROUP_ROWS):
+            if writer is None:
+                writer = stack.enter_context(_writer(format_of(output), file, block.schema))
             if written is not None:
                 written.result()
-            written = thread.submit(writer.write, block)
+            written = thread.submit(writer.write_table, block.combine_chunks())
         if written is not None:
             written.result()
 
 
-class _RowWriter:
-    """Writes tables of one schema into a file."""
-
-    def __init__(self, form: str, file: BinaryIO) -> None:
-        self.form, self.file = form, file
-        self._writer: Any = None
-
-    def __enter__(self) -> _RowWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            # Also after an error: otherwise Python closes it later, when the file is closed.
-            self._writer.close()
-
-    def write(self, table: Table) -> None:
-        if self._writer is None:
-            self._writer = self._open(table.schema)
-        self._writer.write_table(table.combine_chunks())
-
-    def _open(self, schema: Any) -> Any:
-        if self.form == "parquet":
-            # A dictionary of numbers that hardly repeat would only cost time.
-            repeating = [name for name in schema.names if name not in SCORES]
-            return pyarrow(".parquet").ParquetWriter(self.file, schema, use_dictionary=repeating)
-        nested = [field.name for field in schema if pyarrow().types.is_nested(field.type)]
-        if nested:
-            raise UsageError(
-                f"column {nested[0]!r} has lists or structures, which CSV cannot hold",
-                fix="write a .parquet file, or name the other columns with --columns",
-            )
-        return pyarrow(".csv").CSVWriter(self.file, schema)
+def _writer(form: str, file: BinaryIO, schema: Any) -> Any:
+    """A writer of tables of one schema into a file."""
+    if form == "parquet":
+        # A dictionary of numbers that hardly repeat would only cost time.
+        repeating = [name for name in schema.names if name not in SCORES]
+        return pyarrow(".parquet").ParquetWriter(file, schema, use_dictionary=repeating)
+    nested = [field.name for field in schema if pyarrow().types.is_nested(field.type)]
+    if nested:
+        raise UsageError(
+            f"column {nested[0]!r} has lists or structures, which CSV cannot hold",
+            fix="write a .parquet file, or name the other columns with --columns",
+        )
+    return pyarrow(".csv").CSVWriter(file, schema)
 
 
 def kind_of(value: Any) -> str:

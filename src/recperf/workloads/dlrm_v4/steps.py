@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from ...train.feeds import prefetched
 from ...train.metrics import Tally
 from ...train.optim import AdamW, norm_of
 from .config import HistoryTrainConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,11 @@ class InputOrder:
         return [np.arange(len(batch))]
 
     def loaded(self, epoch: int, start: int = 0) -> Iterator[HistoryBatch]:
-        with closing(self.loader(start)) as loader:
+        return self.entered(self.loader(start), start)
+
+    def entered(self, loader: Generator[T, None, None], start: int) -> Iterator[T]:
+        """Batches from one on, each window entered as its first one is made."""
+        with closing(loader):
             for number, batch in enumerate(loader, start):
                 if number in self.firsts:
                     reached("window: entered")
@@ -133,14 +139,9 @@ class PackedOrder(InputOrder):
                 return batch
             return PackedBatch(batch, self.padding.packed(batch, pinned=self.device.type == "cuda"))
 
-        with closing(load(self.order, packed, workers=self.workers, start=start)) as loader:
-            for number, batch in enumerate(loader, start):
-                if number in self.firsts:
-                    reached("window: entered")
-                if isinstance(batch, HistoryBatch):
-                    yield Numbered(self.inputs(batch), epoch * len(self) + number)
-                else:
-                    yield batch
+        loader = load(self.order, packed, workers=self.workers, start=start)
+        for number, batch in enumerate(self.entered(loader, start), epoch * len(self) + start):
+            yield Numbered(self.inputs(batch), number) if isinstance(batch, HistoryBatch) else batch
 
 
 class PackedFeed:
