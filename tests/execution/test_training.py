@@ -15,9 +15,8 @@ from msgspec import convert
 from msgspec.structs import replace as replace_fields
 
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.execution import saving
-from recperf.execution.execute import _start
-from recperf.execution.saving import checkpoint_folder, in_background
+from recperf.execution import execute
+from recperf.execution.execute import _start, checkpoint_folder, in_background
 from recperf.execution.training import SeedTraining
 from recperf.measure.peaks.records import Figure, Peaks, Rates
 from recperf.measure.profile_records import Profile
@@ -63,8 +62,8 @@ def test_a_linked_folder_of_checkpoints_is_an_error_that_one_rank_prints(tmp_pat
     (tmp_path / "checkpoints").symlink_to(tmp_path)
     with pytest.raises(DataError, match="checkpoints is a link, which is not followed") as refused:
         checkpoint_folder(tmp_path, 42, steps=30)
-    assert saving.current().shared_error is refused.value
-    saving.current().shared_error = None
+    assert execute.current().shared_error is refused.value
+    execute.current().shared_error = None
 
 
 @dataclass
@@ -281,7 +280,7 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(execute, "available_bytes", lambda: 4 << 30)
     whole, more = (torch.empty(size, dtype=torch.uint8, device="meta") for size in (1 << 30, (1 << 30) + 1))
     assert in_background(TrainConfig(), whole)
     assert not in_background(TrainConfig(checkpoint_background="off"), whole)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,18 @@ from torch import Tensor
 
 from .ranks import Ranks
 
+if TYPE_CHECKING:
+    from ..data.batch import ClickBatch
+    from ..models.dlrm import DLRM
+    from ..models.dlrm_v4.model import DLRMv4
+    from ..models.next_item.model import NextItemHSTU
+    from ..train.loop import Optimizer, Recipe
+    from ..train.optim import DenseOptimizer
+    from .bags import BagTables
+    from .tables import TorchRecTables
+
 P = TypeVar("P")
+T = TypeVar("T")
 
 
 def own_part(batch: Any) -> Any:
@@ -105,3 +116,47 @@ class Scores:
         gathered_2N[0, order_N] = logits_N.contiguous().view(torch.float32)
         gathered_2N[1, order_N] = labels_N.contiguous().view(torch.float32)
         return gathered_2N[0], gathered_2N[1]
+
+
+class Division:
+    """A single process: it has all tables and takes every batch whole. `workloads.ranks` has that of several ranks."""
+
+    def bags(self) -> BagTables | None:
+        """Makes this rank's part of the tables of a click model; None where every process has all rows."""
+        return None
+
+    def with_bags(self, dense: DenseOptimizer) -> Optimizer:
+        """The optimizer of a click model, where fbgemm has that of the tables."""
+        return dense
+
+    def tables(self, seed: int) -> TorchRecTables | None:
+        """Makes this rank's part of the tables of dlrm-v4."""
+        return None
+
+    def clicks(self, recipe: Recipe, model: DLRM) -> Recipe:
+        """The training of a click model by steps of all ranks."""
+        return recipe
+
+    def sequences(self, recipe: Recipe, model: NextItemHSTU) -> Recipe:
+        """The training of hstu by steps of all ranks."""
+        return recipe
+
+    def histories(self, recipe: Recipe, model: DLRMv4) -> Recipe:
+        """The training of dlrm-v4 by steps of all ranks."""
+        return recipe
+
+    def dealt(self, inputs: T) -> T:
+        """The batches of dlrm-v4, of which each rank gathers its samples."""
+        return inputs
+
+    def part(self, batch: ClickBatch, samples: int) -> ClickBatch:
+        """What this rank scores of a batch of `samples` rows, of which it has made its own."""
+        return batch
+
+    def saved(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state for a checkpoint, with this rank's parts of the tables."""
+        return state
+
+    def restored(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What the model and its optimizer read of a checkpoint."""
+        return state

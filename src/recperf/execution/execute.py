@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,13 @@ import torch
 from ..config import to_json
 from ..distributed.ranks import current
 from ..distributed.shared_run import share_stop
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, MachineError, RecperfError
+from ..files import require_short
+from ..folders import require_own_folders
 from ..jsonfile import as_json
-from ..machine import machine_facts
+from ..machine import available_bytes, machine_facts
 from ..measure.peaks.records import Peaks
+from ..models.tiers.columns import table_columns
 from ..ops import choice
 from ..runs.derive import Stated, meets, result_of
 from ..runs.evidence import Evidence, seal
@@ -26,9 +30,13 @@ from ..runs.result import Trial as TrialFile
 from ..runs.resume import RANKS, operator_changes, operators_text, recorded_fields, since_start
 from ..runs.schemas import Change, Machine, Progress
 from ..stop import StopFlag, poll
+from ..train import checkpoint_folder as folders
+from ..train.checkpoint import CheckpointStore, tensor_bytes
+from ..train.config import TrainConfig
 from ..train.device import applied
+from ..units import size
 from .quality import Assessment
-from .training import Job, Reporter
+from .training import Job, Reporter, SeedTraining
 from .workload import Prepared, Trial, Workload
 
 if TYPE_CHECKING:
@@ -165,7 +173,7 @@ def _train_seeds(job: Job, started: Progress) -> Trial | None:
             trial = job.prepared.trial(seed)
             poll()
             current().report_plan(trial, job.report.detail)
-            finished = job.finish(seed, trial, start)
+            finished = _train(job, seed, trial, start)
             started.operators = started.operators or choice.used()
             job.run.note_progress(operators=started.operators, ranks=current().size)
             # After a power cut there must be no trial whose last steps the log lacks.
@@ -174,6 +182,75 @@ def _train_seeds(job: Job, started: Progress) -> Trial | None:
             job.stop.explain("; what was trained is saved")
             poll()
     return trial
+
+
+def _train(job: Job, seed: int, trial: Trial, start: Start | None) -> dict[str, Any]:
+    """Train a seed to its end: the contents of trial-<seed>.json. Without a checkpoint it begins with the weights of
+    another run where there is a `start`."""
+    config, notice = job.config.train, job.report.notice
+    folder = checkpoint_folder(job.run.folder, seed, trial.recipe.steps)
+    require_room(job.run.folder, trial, config, notice)
+    # Said only when a second Ctrl-C ends the process at once.
+    job.stop.explain("; what was trained since the last checkpoint is lost")
+    with job.stop.deferred(), open_store(folder, trial, config, notice) as store:
+        return SeedTraining(job, seed, trial, store, start).finish()
+
+
+LARGE = 1 << 30
+"""Bytes of a checkpoint from which on its size is announced."""
+
+
+def in_background(config: TrainConfig, state: Any) -> bool:
+    """Whether checkpoints are written while training goes on: that takes a copy of the state in memory.
+
+    `auto` wants room for four, since the system needs memory for the files too. It copies no tables in files, which are
+    there because memory is limited.
+    """
+    if config.checkpoint_background != "auto":
+        return config.checkpoint_background == "on"
+    return not any(one.in_files for one in table_columns(state)) and 4 * tensor_bytes(state) <= available_bytes()
+
+
+def checkpoint_folder(run: Path, seed: int, steps: int) -> Path:
+    """The folder of a seed's checkpoints; it may not be a link, nor the path of a file there, the longest that a run
+    writes, be too long."""
+    world = current()
+    try:
+        folder = require_own_folders(run, "checkpoints", f"seed-{seed}")
+        require_short(folders.draft_of(folder / folders.name_of(steps)) / f"rank{world.size - 1}-00000.safetensors")
+    except RecperfError as error:
+        if isinstance(error, MachineError):
+            error.where = {"run": str(run)}
+        world.shared_error = error
+        raise
+    return folder
+
+
+def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> None:
+    """Refuse to train if the checkpoint at the end does not fit on the disk; say the size of a large one."""
+    world = current()
+    needed = int(world.total(tensor_bytes(trial.state())))
+    free = world.on_leader(lambda: disk_usage(run).free)
+    if needed > free and (config.checkpoint_end or config.checkpoint_epochs):
+        world.shared_error = error = MachineError(
+            f"a checkpoint takes {size(needed)} of disk; {size(free)} are free",
+            where={"run": run},
+            fix="free some space, --run-dir on another disk, or --train.no-checkpoint-end --train.no-checkpoint-epochs",
+        )
+        raise error
+    if needed >= LARGE:
+        notice(f"each checkpoint takes {size(needed)} of disk")
+
+
+def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
+    """The checkpoints of a trial, as its config wants them kept. Only a single process writes in the background."""
+    world = current()
+    if world.size == 1:
+        background = in_background(config, trial.state())
+        return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last, background=background)
+    from ..distributed.checkpoint import RankStore
+
+    return RankStore(folder=folder, notice=notice, keep_last=config.keep_last, world=world)
 
 
 def _changes(run: Run, config: Any, started: Progress, allow: tuple[str, ...]) -> tuple[Change, ...]:

@@ -23,7 +23,6 @@ from ..train.checkpoint import CheckpointStore, shape_mismatch
 from ..train.config import VALIDATION, leading, merit
 from ..train.loop import Position, train
 from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
-from .saving import checkpoint_folder, open_store, require_room
 from .workload import Predictions, Prepared, Trial, Workload, load
 
 if TYPE_CHECKING:
@@ -70,16 +69,6 @@ class Job:
     """Config fields that do differ, for seeds that have no checkpoint."""
     trained: Callable[[int, Trial, Predictions], None] = lambda seed, trial, predictions: None
     """Receives the last predictions of a trained seed."""
-
-    def finish(self, seed: int, trial: Trial, start: Start | None = None) -> dict[str, Any]:
-        """Train a seed to its end: the contents of trial-<seed>.json. Without a checkpoint it begins with the weights
-        of another run where there is a `start`."""
-        folder = checkpoint_folder(self.run.folder, seed, trial.recipe.steps)
-        require_room(self.run.folder, trial, self.config.train, self.report.notice)
-        # Said only when a second Ctrl-C ends the process at once.
-        self.stop.explain("; what was trained since the last checkpoint is lost")
-        with self.stop.deferred(), open_store(folder, trial, self.config.train, self.report.notice) as store:
-            return SeedTraining(self, seed, trial, store, start).finish()
 
 
 class SeedTraining:

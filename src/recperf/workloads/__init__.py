@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
+from ..distributed.ranks import current
 from ..errors import UsageError, closest
 from ..execution.workload import Workload, load
+
+if TYPE_CHECKING:
+    from ..distributed.shares import Division
 
 WORKLOADS = {
     "micro-dlrm": "recperf.workloads.micro_dlrm.config:MICRO_DLRM",
@@ -46,3 +52,13 @@ def able(kind: str) -> list[str]:
     """Workloads that can train on datasets of a kind, those made for it first: they list it before other kinds."""
     kinds = {name: list(find(name).datasets) for name in names()}
     return sorted((name for name in kinds if kind in kinds[name]), key=lambda name: kinds[name].index(kind))
+
+
+def division(prepared: Any, planned: Callable[[Any], Any] | None = None) -> Division:
+    """How the trials of this process share their work with other ranks, where there are some; `planned` counts it."""
+    from ..distributed.shares import Division
+
+    if current().size == 1:
+        return Division()
+    divided: Division = load("recperf.workloads.ranks:RankDivision")(prepared, planned and planned(prepared.config))
+    return divided

@@ -19,7 +19,7 @@ from ..data.clicks import Clicks
 from ..data.order import WHOLE, ClickOrder, RankPart, Samples
 from ..distributed.balance import stride
 from ..distributed.ranks import current
-from ..distributed.shares import Scores
+from ..distributed.shares import Division, Scores
 from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
@@ -39,7 +39,6 @@ from .click_candidates import (
     scored_rows,
     strongest_feature,
 )
-from .division import Division
 
 if TYPE_CHECKING:
     from ..data.click_store.imported import ImportedClicks

@@ -35,7 +35,7 @@ from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by, plan_text, shards_of
 from ..distributed.rank_tables import ON_DEVICE, RankTables, agreed
 from ..distributed.ranks import current
-from ..distributed.shares import SharedBatch, announced
+from ..distributed.shares import Division, SharedBatch, announced
 from ..distributed.step import shared_step
 from ..distributed.tables import TorchRecTables
 from ..errors import ConfigError
@@ -51,7 +51,6 @@ from ..train.checkpoint_tensors import stacked
 from ..train.feeds import prefetched
 from ..train.loop import Optimizer, Recipe
 from ..train.optim import DenseOptimizer
-from .division import Division
 from .dlrm_v4.plan import sample_work
 from .dlrm_v4.steps import InputOrder, Numbered
 

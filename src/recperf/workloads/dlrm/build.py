@@ -44,6 +44,7 @@ from ...train.graph import GraphStep
 from ...train.loop import Optimizer, Order, Recipe
 from ...train.optim import SparseRows, SplitOptimizer, make_dense
 from ...units import size
+from .. import division
 from ..clicks import (
     CopiedOrder,
     DLRMTrialState,
@@ -52,7 +53,6 @@ from ..clicks import (
     StoredRows,
     largest_product,
 )
-from ..division import division
 from ..micro_dlrm.config import describe, require_tables
 from .config import (
     LESS,
@@ -289,7 +289,7 @@ class DLRMTrial(DLRMTrialState):
     prepared: PreparedDLRM
 
     def __init__(self, prepared: PreparedDLRM, seed: int) -> None:
-        self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned(prepared.config))
+        self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned)
         config, switches, device = prepared.config, prepared.switches, prepared.settings.device
         streams = SideStreams(enabled=switches.graph and switches.mlp)
         self.model = prepared.make_model(seed, streams, self.ranks.bags())

@@ -46,7 +46,7 @@ from ...train.graph import GraphStep
 from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.watch import Due
-from ..division import division
+from .. import division
 from .config import DLRM_V4, SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
 from .data import EventWindows
 from .ranking import candidate_logits
@@ -124,7 +124,7 @@ class HistoryTrial:
 
     def __init__(self, prepared: PreparedHistories, seed: int) -> None:
         config, device = prepared.config, prepared.settings.device
-        self.prepared, self.ranks = prepared, division(prepared, DLRM_V4.planned(config))
+        self.prepared, self.ranks = prepared, division(prepared, DLRM_V4.planned)
         self.model = make_model(config, prepared.tiers, device, seed=seed, tables=self.ranks.tables(seed))
         self.optimizer = AdamAndRows(self.model, config.train)
         self.stepped = SteppedModel(self.model, seed, device)

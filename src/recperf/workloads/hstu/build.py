@@ -41,7 +41,7 @@ from ...train.next_item import Ranked, baselines, item_counts, rank, seen_by_def
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ...train.ranking import list_quality
 from ...units import size
-from ..division import division
+from .. import division
 from .config import HSTUConfig, SequencesConfig, bounds, estimate, require_room
 from .steps import SampledOrder, WindowFeed, WindowOrder
 

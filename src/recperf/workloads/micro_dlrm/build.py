@@ -18,6 +18,7 @@ from ...train.device import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, choose, choose_
 from ...train.feeds import IndexedBatch, IndexedFeed, IndexedOrder
 from ...train.graph import GraphStep
 from ...train.optim import AdamW
+from .. import division
 from ..clicks import (
     DLRMTrialState,
     PreparedRows,
@@ -25,7 +26,6 @@ from ..clicks import (
     largest_product,
     one_cycle_recipe,
 )
-from ..division import division
 from .config import MicroDLRMConfig, bounds, planned, require_room, rows_of
 
 
@@ -65,7 +65,7 @@ class ClickTrial(DLRMTrialState):
     prepared: PreparedClicks
 
     def __init__(self, prepared: PreparedClicks, seed: int) -> None:
-        self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned(prepared.config))
+        self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned)
         config, settings, device = prepared.config, prepared.config.train, prepared.settings.device
         self.model = DLRM(config.model, seed=seed).to(device)
         tables = list(self.model.embeddings.parameters())
