@@ -44,7 +44,9 @@ SAMPLED = ["--model.loss", "sampled", "--model.negatives", "16"]
 IN_FILES = ["--tables.placement", "file", "--tables.resident", "96KiB", "--tables.folder", "tables"]
 
 
-@pytest.mark.parametrize("tables", [[], [*SAMPLED, *IN_FILES]], ids=["device", "file"])
+@pytest.mark.parametrize(
+    "tables", [pytest.param([], marks=pytest.mark.long, id="device"), pytest.param([*SAMPLED, *IN_FILES], id="file")]
+)
 def test_a_run_killed_after_its_best_epoch_ends_with_the_same_bits(
     tables: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +81,7 @@ def test_a_run_killed_after_its_best_epoch_ends_with_the_same_bits(
     assert weights == theirs
 
 
+@pytest.mark.long
 def test_items_in_files_are_trained_ranked_and_served_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +131,7 @@ def reached(prepared: PreparedSequences, enough: float = 1.0) -> float:
     return best
 
 
+@pytest.mark.long
 def test_what_follows_from_the_last_two_items_is_learned() -> None:
     """The default model on fewer users and items: the rule of the data itself is the most that is possible."""
     config = default()
@@ -172,7 +176,9 @@ SMALL = ["--model.dim", "8", "--model.blocks", "1", "--model.head-dim", "4", "--
 SMALL += ["--train.batch-size", "4"]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["sequences", "times"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(False, marks=pytest.mark.long, id="sequences"), pytest.param(True, id="times")]
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Users a0, a1 and so on with items 100 and up, of which every second one has a title."""
     folder = tmp_path_factory.mktemp("hstu")
