@@ -228,7 +228,7 @@ def test_items_that_cannot_be_among_the_best_are_not_scored(k: int, seen: list[i
 @pytest.mark.long
 def test_columns_that_belong_to_neither_user_nor_item_cannot_recommend(runs: Any) -> None:
     opened = recperf.open(runs("clicks"))
-    _, item = opened.model.served._owned
+    _, item = opened.model.served.owned
     item.by_item_D[:] = False
     with pytest.raises(UsageError, match="belong neither to the user nor to the item: price"):
         opened.recommend(["1"])
