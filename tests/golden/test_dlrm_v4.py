@@ -18,7 +18,6 @@ OPS = (
     "hstu_attention",
     "layer_norm",
     "lookup",
-    "stu_input",
     "stu_output",
 )
 interpret(*OPS)

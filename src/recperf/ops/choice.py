@@ -92,8 +92,9 @@ def replaced(recorded: Any) -> dict[str, tuple[str, str]]:
     return now
 
 
-def dispatch(package: str, function: str, *, float64: bool = True) -> Callable[..., Any]:
-    """The op's function of this name, in the implementation for the device of its first argument, or in `impl`.
+def dispatch(package: str, function: str | Callable[..., Any], *, float64: bool = True) -> Callable[..., Any]:
+    """The op's function of this name, in the implementation for the device of its first argument, or in `impl`; or a
+    function whose first argument is that implementation.
 
     It is a forward or backward pass of its own: autograd and autocast are off. `float64`: whether kernels compute it;
     otherwise the reference does.
@@ -105,6 +106,8 @@ def dispatch(package: str, function: str, *, float64: bool = True) -> Callable[.
             impl = "reference"
         body, _ = choose(package, impl, first.device)
         with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
+            if callable(function):
+                return function(body, *arguments, **options)
             return getattr(body, function)(*arguments, **options)
 
     return call

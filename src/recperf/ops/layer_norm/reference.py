@@ -34,9 +34,12 @@ def backward(
     *,
     swish: bool = False,
     residual_TD: Tensor | None = None,
+    again: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (with the residual's added), weight and bias."""
-    grad_TD, wide_TD, (weight_D, bias_D) = widened(grad_TD), widened(x_TD), _alike(x_TD, weight_D, bias_D)
+    """Gradients of x (with the residual's added), weight and bias. With `again`, which is eps, the normed rows
+    overwrite the gradient."""
+    place_TD, wide_TD, (weight_D, bias_D) = grad_TD, widened(x_TD), _alike(x_TD, weight_D, bias_D)
+    grad_TD = widened(grad_TD)
     mean_T1, spread_T1 = stats_2T.unsqueeze(2)
     direct_TD = None if residual_TD is None else widened(residual_TD)
     if swish:
@@ -47,7 +50,14 @@ def backward(
         grad_TD.contiguous(), wide_TD, wide_TD.shape[1:], mean_T1, spread_T1, weight_D, bias_D, (True, True, True)
     )
     dx_TD = dx_TD if direct_TD is None else dx_TD + direct_TD
+    if again is not None:
+        place_TD.copy_(forward(x_TD, weight_D, bias_D, again, swish=swish)[0])
     return dx_TD.to(x_TD.dtype), dweight_D, dbias_D
+
+
+def column_sums(x_TD: Tensor) -> Tensor:
+    """The sum of every column."""
+    return widened(x_TD).sum(0)
 
 
 def _alike(x_TD: Tensor, *parameters: Tensor) -> list[Tensor]:

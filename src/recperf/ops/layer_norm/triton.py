@@ -4,7 +4,8 @@ A warp, or a few where rows are wide, takes whole rows, so that their sums need 
 program walks over a stretch of rows and keeps its share of the parameters' gradients in registers; the shares are added
 in order, so that a repeat gives the same bits. How rows are shared out depends on shapes alone, not on the machine.
 
-Shapes: T rows, D columns, P programs; stats_2T holds the mean and 1 / standard deviation of every row.
+Shapes: T rows, D or F columns, P programs, S stretches of rows; stats_2T holds the mean and 1 / standard deviation of
+every row.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ PROGRAMS = 8192
 WIDEST = 4096
 FORWARD, BACKWARD = (512, 1024), (512, 512)
 """Columns of a row that one warp takes, and elements of a tensor that it holds: as many as its registers allow."""
+ROWS, COLUMNS, STRETCHES = 16, 256, 1024
+"""The tile that a program of the column sum takes at a time, and most stretches of rows."""
 
 
 def tile(columns: int, of_a_warp: tuple[int, int]) -> tuple[int, int, int]:
@@ -151,14 +154,14 @@ def backward(
     *,
     swish: bool = False,
     residual_TD: Tensor | None = None,
-    again: bool = False,
+    again: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (with the residual's added), weight and bias.
-
-    With `again` the normed rows overwrite the gradient.
-    """
+    """Gradients of x (with the residual's added), weight and bias. With `again`, which is eps, the normed rows
+    overwrite the gradient."""
     x_TD = dense_rows(x_TD)
-    assert not again or (grad_TD.stride(-1) == 1 and grad_TD.dtype == x_TD.dtype), "the normed rows need their place"
+    assert again is None or (grad_TD.stride(-1) == 1 and grad_TD.dtype == x_TD.dtype), (
+        "the normed rows need their place"
+    )
     grad_TD = dense_rows(grad_TD)
     residual_TD = residual_TD if residual_TD is None else dense_rows(residual_TD)
     tokens, columns = x_TD.shape
@@ -171,7 +174,36 @@ def backward(
             grad_TD, x_TD, weight_D.contiguous(), bias_D.contiguous(), stats_2T, residual_TD, dx_TD, shares_P2D,
             tokens, columns, stretch, grad_TD.stride(0), x_TD.stride(0),
             0 if residual_TD is None else residual_TD.stride(0),
-            ROWS=rows, WIDTH=width, SWISH=swish, RESIDUAL=residual_TD is not None, AGAIN=again, num_warps=warps,
+            ROWS=rows, WIDTH=width, SWISH=swish, RESIDUAL=residual_TD is not None, AGAIN=again is not None,
+            num_warps=warps,
         )  # fmt: skip
     sums_2D = shares_P2D.sum(0)
     return dx_TD, sums_2D[0], sums_2D[1]
+
+
+@triton.jit(do_not_specialize=["T", "stretch"])
+def _column_sums(x, shares, T, F, stretch, x_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    begin = tl.program_id(1).to(tl.int64) * stretch
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for turn in range(0, stretch, ROWS):
+        row = begin + turn + tl.arange(0, ROWS)
+        inside = (row < T)[:, None] & (column < F)[None, :]
+        total += tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    place = shares + tl.program_id(1).to(tl.int64) * F + column
+    tl.store(place, tl.sum(total, 0), mask=column < F)
+
+
+@operator("column_sums")
+def column_sums(x_TF: Tensor) -> Tensor:
+    """Of every column, in float32 and in a fixed order."""
+    x_TF = dense_rows(x_TF)
+    tokens, columns = x_TF.shape
+    stretch = ROWS * max(1, triton.cdiv(tokens, ROWS * STRETCHES))
+    stretches = triton.cdiv(tokens, stretch)
+    shares_SF = torch.empty(stretches, columns, dtype=torch.float32, device=x_TF.device)
+    if tokens:
+        _column_sums[(triton.cdiv(columns, COLUMNS), stretches)](
+            x_TF, shares_SF, tokens, columns, stretch, x_TF.stride(0), ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+        )
+    return shares_SF.sum(0)

@@ -1,4 +1,4 @@
-"""The output of an STU layer on a GPU: torch's matrix products and one kernel for all the rest in each direction.
+"""What an STU layer's output does around its matrix products, on a GPU: one kernel in each direction.
 
 Forward, a kernel reads the attention and u once and writes z: [silu(u) ; attention ; silu(u) * norm(attention)] after
 dropout. Backward, a kernel turns the gradient of z into those of the attention and of u; it has at hand all that z is
@@ -28,7 +28,6 @@ from ..dropout.triton import factors, row_words
 from ..layer_norm import triton as norm
 from ..layer_norm.triton import before_standard, standardised
 from ..operators import operator
-from ..products import product, weight_gradient
 
 FORWARD, BACKWARD = (512, 512), (256, 256)
 """Columns of a row that one warp takes, and elements of a tensor that it holds: as many as its registers allow."""
@@ -118,21 +117,6 @@ def gated(
     return z_T3E, stats_2T
 
 
-def forward(
-    attention_TE: Tensor,
-    u_TE: Tensor,
-    x_TD: Tensor,
-    norm_weight_E: Tensor,
-    norm_bias_E: Tensor,
-    weight_3ED: Tensor,
-    eps: float,
-    dropout: Dropout,
-) -> tuple[Tensor, Tensor]:
-    """The residual plus the map of what was gated, in the type of x, and the statistics for the backward pass."""
-    z_T3E, stats_2T = gated(attention_TE, u_TE, norm_weight_E, norm_bias_E, eps, dropout)
-    return product(z_T3E.to(x_TD.dtype), weight_3ED, x_TD), stats_2T
-
-
 @triton.jit(do_not_specialize=["T", "stretch", "first", "second", "threshold"])
 def _backward(
     dz, attention, u, weight, bias, stats, dattention, du, shares, T, E, stretch,
@@ -191,39 +175,23 @@ def _backward(
     tl.store(share + 2 * E, total, mask=column < E)
 
 
-def backward(
-    grad_TD: Tensor,
-    attention_TE: Tensor,
-    u_TE: Tensor,
-    norm_weight_E: Tensor,
-    norm_bias_E: Tensor,
-    weight_3ED: Tensor,
-    stats_2T: Tensor,
-    eps: float,
-    dropout: Dropout,
-    *,
-    into_u: Tensor | None = None,
-    sum_E: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the attention, of u (written into `into_u` if set), of the norm's weight and bias, of the map.
-
-    That of x is `grad_TD` itself. The sum of u's gradient over all tokens is written into `sum_E` if set.
-    """
+def gated_backward(
+    dz_T3E: Tensor, attention_TE: Tensor, u_TE: Tensor, norm_weight_E: Tensor, norm_bias_E: Tensor, stats_2T: Tensor,
+    eps: float, dropout: Dropout, *, into_u: Tensor | None, sum_E: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of the attention, of u, and of the norm's weight and bias; what the map is applied to overwrites
+    `dz_T3E`."""
     attention_TE, u_TE = norm.dense_rows(attention_TE), norm.dense_rows(u_TE)
-    tokens, columns = attention_TE.shape
-    dattention_TE = torch.empty(tokens, columns, dtype=attention_TE.dtype, device=attention_TE.device)
-    du_TE = into_u if into_u is not None else torch.empty(tokens, columns, dtype=u_TE.dtype, device=u_TE.device)
+    dattention_TE = torch.empty(attention_TE.shape, dtype=attention_TE.dtype, device=attention_TE.device)
+    du_TE = into_u if into_u is not None else torch.empty(u_TE.shape, dtype=u_TE.dtype, device=u_TE.device)
     assert du_TE.stride(-1) == 1, "the gradient of u is written row by row"
-    dz_T3E = product(grad_TD, weight_3ED.t())
-    shares_P3E = _gate_backward(
+    sums_3E = _gate_backward(
         dz_T3E, attention_TE, u_TE, norm_weight_E.contiguous(), norm_bias_E.contiguous(), stats_2T, dattention_TE,
         du_TE, dropout,
-    )  # fmt: skip
-    z_T3E = dz_T3E
-    sums_3E = shares_P3E.sum(0)
+    ).sum(0)  # fmt: skip
     if sum_E is not None:
         sum_E.copy_(sums_3E[2])
-    return dattention_TE, du_TE, sums_3E[0], sums_3E[1], weight_gradient(z_T3E, grad_TD)
+    return dattention_TE, du_TE, sums_3E[0], sums_3E[1]
 
 
 @operator("gate_backward")
