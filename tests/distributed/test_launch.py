@@ -85,6 +85,7 @@ def test_a_signal_to_one_rank_makes_all_save_and_ranks_can_resume(
     assert log.count('"run_start"') == log.count('"run_stop"') == 1
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_an_error_of_one_rank_is_printed_once_with_its_rank(tmp_path: Path) -> None:
     codes = ended(begin(tmp_path, trouble="fails", at=3, how="raise", on=1))

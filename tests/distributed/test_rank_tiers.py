@@ -39,26 +39,24 @@ def configs(ranks: int = 2) -> dict[str, Any]:
 
 
 @functools.cache
-def trained(ranks: int) -> list[dict[str, dict[str, Any]]]:
-    each = {
-        f"{name} {tables.placement}": replace(config, tables=tables)
-        for name, config in configs(ranks).items()
-        for tables in (DEVICE, FILES)
-    }
+def trained(ranks: int, name: str) -> list[dict[str, dict[str, Any]]]:
+    each = {tables.placement: replace(configs(ranks)[name], tables=tables) for tables in (DEVICE, FILES)}
     return run_ranks(ranks, "trainings", configs=each, steps=STEPS)
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", ["mixed", "table", "dlrm-v4"])
+@pytest.mark.parametrize(
+    "name", ["mixed", *(pytest.param(name, marks=pytest.mark.long) for name in ("table", "dlrm-v4"))]
+)
 def test_rows_in_files_train_and_score_as_rows_on_the_device(name: str, ranks: int) -> None:
-    results = trained(ranks)
-    device, files = (results[0][f"{name} {place}"] for place in ("device", "file"))
+    results = trained(ranks, name)
+    device, files = (results[0][place] for place in ("device", "file"))
     assert files["losses"] == device["losses"]
     assert len(set(files["losses"])) == STEPS
     same(files["first"], device["first"])
     same(files["state"], device["state"])
     assert torch.equal(files["logits"], device["logits"])
-    moved = [told[f"{name} file"]["moved"] for told in results]
+    moved = [told["file"]["moved"] for told in results]
     assert any(min(one) > 0 for one in moved if one), "nothing left a cache and came back"
 
 
@@ -66,7 +64,7 @@ def test_rows_in_files_train_and_score_as_rows_on_the_device(name: str, ranks: i
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_state_goes_on_in_other_tiers(ranks: int) -> None:
     """From files to the device and from the device to files, each half of the steps, to the bit."""
-    half, straight = STEPS // 2, trained(ranks)
+    half = STEPS // 2
     for first, then in ((DEVICE, FILES), (FILES, DEVICE), (FILES, FILES)):
         before = {name: replace(one, tables=first) for name, one in configs(ranks).items()}
         after = {name: replace(one, tables=then) for name, one in configs(ranks).items()}
@@ -74,6 +72,6 @@ def test_a_state_goes_on_in_other_tiers(ranks: int) -> None:
         states = {name: begun[0][name]["state"] for name in before}
         ended = run_ranks(ranks, "going_on", configs=after, steps=half, states=states, done=half)
         for name in before:
-            whole = straight[0][f"{name} file"]
+            whole = trained(ranks, name)[0]["file"]
             assert begun[0][name]["losses"] + ended[0][name]["losses"] == whole["losses"]
             same(ended[0][name]["state"], whole["state"])

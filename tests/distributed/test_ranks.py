@@ -116,6 +116,7 @@ def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
     assert counts[0] == counts[1] == sum(straight["samples"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 def test_two_ranks_of_hstu_train_as_one_process_does(loss: str) -> None:
     """Also what is drawn: dropout, and the negatives."""

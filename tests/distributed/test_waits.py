@@ -72,6 +72,7 @@ def test_a_rank_gets_the_share_of_its_threads(ranks: int, threads: int, cores: i
     assert ceiling_shares(ranks, threads, cores) == parts
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_a_window_of_dlrm_lists_its_collectives() -> None:
     config = dlrm("sgd", "t1=row,t2=table,t3=data-parallel")

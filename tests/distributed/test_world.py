@@ -124,6 +124,7 @@ def test_a_missing_torchrec_says_how_to_install_it(monkeypatch: pytest.MonkeyPat
     assert "pip install --no-deps torchrec==" in str(caught.value.fix)
 
 
+@pytest.mark.long
 @needs_torchrec
 def test_doctor_runs_an_fbgemm_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.distributed().state == doctor.OK
