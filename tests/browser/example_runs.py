@@ -158,6 +158,7 @@ def peaks() -> dict[str, Any]:
         "gemm": {"float32": spread(7e10, "FLOP/s", shape=[256] * 3)},
         "copy": spread(6e10, "B/s", buffer_bytes=1 << 28),
         "read": spread(3.8e10, "B/s", buffer_bytes=1 << 29),
+        "update": spread(5e10, "B/s", buffer_bytes=1 << 29),
         "first_touch": spread(2e9, "B/s", buffer_bytes=1 << 24),
         "cached": spread(7e10, "B/s", buffer_bytes=1 << 20),
         "gather": {

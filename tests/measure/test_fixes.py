@@ -28,13 +28,14 @@ def around(middle: float, spread: float = 0.0) -> Percentiles:
 def peaks_of(**more: Any) -> Peaks:
     """The ceilings of a machine that streams, multiplies and calls at these rates."""
     known = convert(examples.peaks(), Peaks)
-    rates = {name: even(5e10) for name in ("copy", "read", "cached")} | {"update": None}
+    rates = {name: even(5e10) for name in ("copy", "read", "update", "cached")}
     return changed(known, gemm={"float32": even(1e11)}, calls={"elementwise": even(2000.0)}, **rates, **more)
 
 
 GPU = DeviceRates(
     **{name: getattr(peaks_of(), name) for name in ("gather", "knee")},
-    copy=even(4e12), read=even(4e12), cached=even(4e12), calls={"elementwise": even(4000.0), "view": even(1000.0)},
+    copy=even(4e12), read=even(4e12), update=even(4e12), cached=even(4e12),
+    calls={"elementwise": even(4000.0), "view": even(1000.0)},
     gemm={"float32": even(5e13), "tf32": even(4e14), "bfloat16": even(7e14)},
     launch=Launch(queue=even(4000.0), kernel=even(2500.0)),
     transfer={"host_to_device_pinned": even(5e10)},

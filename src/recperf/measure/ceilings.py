@@ -219,8 +219,7 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
         threads=threads,
         flops={name: figure.p50 for name, figure in rates.gemm.items() if name in WIDTHS},
         cached=rates.cached.p50,
-        # Ceilings of a run or of another machine may be older than the update.
-        stream=max(figure.p50 for figure in (rates.copy, rates.read, rates.update) if figure),
+        stream=max(figure.p50 for figure in (rates.copy, rates.read, rates.update)),
         knee=knee,
         stream_knee=stream_knee,
         largest_cache=max(knee, stream_knee, *reported.values()),
@@ -232,7 +231,7 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
         special=rates.special.p50 if rates.special else 0.0,
         kernel_ns=launch.kernel.p50 if launch else 0.0,
         queue_ns=launch.queue.p50 if launch else 0.0,
-        adamw=(rates.update.adamw if rates.update else None) or 0.0,
+        adamw=rates.update.adamw or 0.0,
         link=pinned.p50 if pinned else 0.0,
     )
 

@@ -45,7 +45,7 @@ def require(threads: int | None, say: Say) -> Peaks:
     Those that are not stored yet, or are damaged, are measured quickly and stored.
     """
     try:
-        stored = load(say=say)
+        stored = load()
     except DataError as error:
         say(f"{error.what}; the ceilings are measured again")
         stored = None
@@ -233,16 +233,13 @@ def _stored(facts: dict[str, Any]) -> Peaks | None:
         return None
 
 
-def load(facts: dict[str, Any] | None = None, *, say: Callable[[str], None] = lambda _: None) -> Peaks | None:
-    """The ceilings of this machine; None if they were never measured, or by an older recperf."""
+def load(facts: dict[str, Any] | None = None) -> Peaks | None:
+    """The ceilings of this machine; None if they were never measured."""
     facts = machine_facts() if facts is None else facts
     path = path_of(facts)
     if not os.path.lexists(path):
         return None
     peaks = _content(path)
-    if peaks is None or peaks.update is None:
-        say("the stored ceilings were measured by an older recperf and are not used")
-        return None
     require_own(peaks, facts, file=path)
     return peaks
 
@@ -265,14 +262,11 @@ def find() -> Peaks | None:
 
 def read_file(path: Path) -> Peaks:
     """The ceilings of any machine, from a file that recperf peaks wrote, or printed."""
-    peaks = _content(path, printed=True)
-    if peaks is None:
-        raise DataError("the ceilings were measured by an older recperf", where={"file": path}, fix=FIX)
-    return peaks
+    return _content(path, printed=True)
 
 
-def _content(path: Path, *, printed: bool = False) -> Peaks | None:
-    """The checked content of a file, which has no seal where it was `printed`; None if an older recperf wrote it."""
+def _content(path: Path, *, printed: bool = False) -> Peaks:
+    """The checked content of a file, which has no seal where it was `printed`."""
     try:
         content = load_json(path, linked=not printed, named=printed)
     except OSError as error:
@@ -283,18 +277,16 @@ def _content(path: Path, *, printed: bool = False) -> Peaks | None:
     except ValueError as error:
         raise DataError(f"the file of ceilings is damaged: {error}", where={"file": path}, fix=FIX) from None
     schema = content.get("schema") if isinstance(content, dict) else None
-    if isinstance(schema, int) and 1 <= schema < SCHEMA:
-        return None
     if schema is not None and schema != SCHEMA:
         what = f"the file of ceilings has schema {schema!r}; this recperf reads {SCHEMA}"
         raise DataError(what, where={"file": path}, fix=FIX)
     peaks, seal = fit(content, Peaks), content.pop("seal", None) if schema else None
     wrong = str(peaks) if isinstance(peaks, Problem) else ""
-    if not wrong and seal not in (None, sealed(content)["seal"]):
+    if not wrong and seal != sealed(content)["seal"] and (seal or not printed):
         wrong = "it was changed after it was written"
     if isinstance(peaks, Problem) or wrong:
         raise DataError(f"the file of ceilings is damaged: {wrong}", where={"file": path}, fix=FIX)
-    return peaks if seal or printed else None
+    return peaks
 
 
 def require_own(peaks: Peaks, facts: dict[str, Any], *, file: Path | None = None) -> None:

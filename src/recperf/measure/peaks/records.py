@@ -68,7 +68,7 @@ class Rates(Struct, kw_only=True, omit_defaults=True):
     read: Figure
     cached: Figure
     gather: RowTables
-    update: Figure | None = None
+    update: Figure
     first_touch: Figure | None = None
     """Of a CPU: the first write to new pages."""
     special: Figure | None = None
