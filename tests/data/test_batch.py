@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,15 +78,3 @@ def test_a_slice_holds_its_samples_and_no_others(lengths: list[int], start: int,
     assert part.features["item_id"][1].tolist() == offsets
     assert part.features["uid"][0].tolist() == part.features["candidate"][0].tolist() == which
     assert part.features.values_V.dtype == torch.int32
-
-
-def test_every_part_moves_and_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, pinned = batch_of([1, 2]), []
-    moved = batch.to("meta", non_blocking=True)
-    tensors = [moved.history_offsets_B1, moved.actions_T, moved.times_T, moved.query_times_B, moved.labels_B]
-    tensors += [moved.features.values_V, moved.features.offsets_FB1]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    # Torch refuses to pin where there is no GPU.
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    batch.pin_memory()
-    assert len(pinned) == len(tensors)

@@ -12,7 +12,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recperf.data import clicks
 from recperf.data.clicks import Clicks, split_rows
 from recperf.data.config import MovieLensConfig
 from recperf.data.movielens import GENRES, MovieLens
@@ -99,25 +98,6 @@ def test_no_training_row_sees_its_own_label(data: MovieLens, config: MovieLensCo
     assert before.every("train", 1).dense_ND[place].tobytes() == after.every("train", 1).dense_ND[place].tobytes()
     assert np.array_equal(before.every("train", 1).ids_NS, after.every("train", 1).ids_NS)
     assert before.labels("train")[place] != after.labels("train")[place]
-
-
-def slow_history(data: MovieLens, valid: NDArray[np.bool_]) -> list[tuple[float, int]]:
-    answers = []
-    for row in range(len(data.user)):
-        others = [other for other in range(len(data.user)) if other != row and not valid[other]]
-        own = [other for other in others if data.user[other] == data.user[row]]
-        averaged = own or others
-        mean = sum(int(data.rating[other] >= 4) for other in averaged) / len(averaged) if averaged else 0.5
-        answers.append((mean, len(own)))
-    return answers
-
-
-@steady
-@given(datasets(), configs)
-def test_mean_and_count_equal_a_plain_loop(data: MovieLens, config: MovieLensConfig) -> None:
-    valid = possible(split_rows, data, config)
-    mean, count = clicks.user_history(data.user, data.rating >= 4, valid)
-    assert list(zip(mean.tolist(), count.tolist(), strict=True)) == slow_history(data, valid)
 
 
 @steady

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda import loader as loader_module
 from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
 from recperf.data.yambda.history import Histories
 from recperf.data.yambda.loader import StreamOrder, load
@@ -117,34 +115,6 @@ def test_a_failed_batch_is_reported_at_its_place(error: BaseException) -> None:
         next(stream)
     assert failure.value.__cause__ is error
     assert failure.value.where == {"batch": "3"}
-    assert not threads()
-    assert [*stream] == []
-
-
-def test_ctrl_c_while_waiting_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting, real = threading.Event(), loader_module._result
-
-    def result(number: int, future: Any) -> HistoryBatch:
-        if number == 2:
-            waiting.set()
-        return real(number, future)
-
-    def interrupting(positions: Positions) -> None:
-        if positions[0] == 8:
-            assert waiting.wait(20)
-            signal.raise_signal(signal.SIGINT)
-            time.sleep(0.05)
-
-    monkeypatch.setattr(loader_module, "_result", result)
-    stream = load(order_of([400]), FakeHistories(interrupting), workers=1, prefetch=1)
-    # Whatever ran in this process before may have left a handler of its own.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            for _ in range(3):
-                next(stream)
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert not threads()
     assert [*stream] == []
 

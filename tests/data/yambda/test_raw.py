@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -140,13 +138,6 @@ def test_a_broken_map_is_refused(artists: dict[str, Any], says: str, tmp_path: P
         catalogue(maps[1], maps[1])
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 64 rows and a commit after every third, so that a small file has many of both."""
-    for name, value in (("CHUNK_ROWS", 64), ("COMMIT_ROWS", 150)):
-        monkeypatch.setattr(raw_module, name, value)
-
-
 def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
@@ -199,81 +190,6 @@ def test_every_boundary_of_the_split_is_where_the_benchmark_has_it(tmp_path: Pat
     assert [split_facts[name] for name in counted] == [1, 3, 3, 3, 1]
 
 
-KILLED = """
-import os, shutil, signal, sys
-from pathlib import Path
-from recperf.data.yambda import raw as module, store
-from recperf.data.yambda.raw import locate
-from recperf.data.yambda.store import open_store, verify
-from recperf.errors import DataError
-import pyarrow.compute, pyarrow.parquet
-
-module.CHUNK_ROWS, module.COMMIT_ROWS = 64, 150
-store.DIGEST_BLOCK = 256
-source, place = locate(Path(sys.argv[1])), Path(sys.argv[2])
-
-def prepare(folder, deadly=None):
-    "In a child; dies at its deadly-th call of the system, in the middle of it where it has one."
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    calls = []
-    def counted(name):
-        real = getattr(os, name)
-        def call(*words, **more):
-            calls.append(name)
-            if len(calls) == deadly:
-                if name == "write":
-                    real(words[0], words[1][: len(words[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            # A kill loses nothing the system was given; really syncing would only take time.
-            return None if name == "fsync" else real(*words, **more)
-        setattr(os, name, call)
-    for name in ("write", "fsync", "replace", "rename", "ftruncate", "unlink"):
-        counted(name)
-    module.prepare(source, folder, name="x")
-    (place / "calls").write_text(" ".join(calls))
-    os._exit(0)
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-assert prepare(place / "straight") == 0
-straight = contents(place / "straight")
-calls = (place / "calls").read_text().split()
-# Every rename and removal, and every fourth of the many writes and syncs.
-points = [point for point, name in enumerate(calls, 1) if name in ("replace", "rename", "unlink") or point % 4 == 0]
-for point in points:
-    folder = place / f"at{point}"
-    assert os.WTERMSIG(prepare(folder, point)) == signal.SIGKILL
-    try:
-        verify(open_store(folder))
-    except DataError:
-        assert not folder.exists()
-    assert prepare(folder) == 0
-    assert contents(folder) == straight, point
-    shutil.rmtree(folder)
-
-kills = 0
-while prepare(place / "chain", 45) != 0:
-    kills += 1
-assert contents(place / "chain") == straight
-print(len(points), kills)
-"""
-
-
-@pytest.mark.long
-def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path) -> None:
-    write_raw(tmp_path / "raw", make_events(events=500), row_group_size=210)
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path / "raw", tmp_path], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    points, kills = map(int, done.stdout.split())
-    assert points > 25
-    assert kills > 1
-
-
 def test_a_prepared_store_is_not_replaced(tmp_path: Path) -> None:
     files = locate(write_raw(tmp_path / "raw", make_events(seed=1)))
     folder = prepare(files, tmp_path / "s", name="x")
@@ -284,20 +200,3 @@ def test_a_prepared_store_is_not_replaced(tmp_path: Path) -> None:
             prepare(source, tmp_path / "s", name="x")
     assert prepare(files, tmp_path / "s", name="x") == folder
     assert contents(folder) == before
-
-
-def test_bad_data_in_the_middle_leaves_nothing_that_opens(tmp_path: Path, small_chunks: None) -> None:
-    events = make_events()
-    catalogue_I2 = np.ones((40, 2), np.uint32)
-    events["items"] = events["items"] % 40
-    events["items"][700] = 40
-    write_raw(tmp_path, events, catalogue_I2=catalogue_I2)
-    with pytest.raises(DataError, match=r"row 701 of .* item_id is 40; it must be 0 to 39") as caught:
-        prepare(locate(tmp_path), tmp_path / "s", name="x")
-    assert caught.value.exit_code == 3
-    assert not (tmp_path / "s").exists()
-    # The repaired file is another source, so that nothing of the bad one survives.
-    events["items"][700] = 1
-    write_raw(tmp_path, events, catalogue_I2=catalogue_I2)
-    folder = prepare(locate(tmp_path), tmp_path / "s", name="x")
-    assert contents(folder) == contents(prepare(locate(tmp_path), tmp_path / "straight", name="x"))

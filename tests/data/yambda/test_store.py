@@ -19,7 +19,6 @@ from raw_events import make_events
 from recperf.data.yambda import writer as writer_module
 from recperf.data.yambda.catalogue import describe
 from recperf.data.yambda.manifest import Manifest
-from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from recperf.data.yambda.store import (
     COLUMNS,
     EVENT_COLUMNS,
@@ -146,16 +145,6 @@ def test_a_store_too_small_for_anchors_is_described_without(folder: Path) -> Non
     assert statistics["windows"] == {"seconds": 86_400, "count": 0, "first_anchor": None, "last_anchor": None}
     anchors = {"min_history": 600, "total": 0, "in_the_last_window": 0, "a_window": None, "users_with_enough": 0}
     assert statistics["anchors"] == anchors
-
-
-def test_kinds_follow_the_definition_of_the_pools() -> None:
-    cases = {
-        (0, 0): SKIP, (0, 49): SKIP, (0, 50): LISTEN_PLUS, (0, 300): LISTEN_PLUS,
-        (1, 0): LIKE, (1, 99): LIKE, (2, 99): 0, (3, 0): 0, (4, 50): 0,
-    }  # fmt: skip
-    types, played = (np.array(part) for part in zip(*cases))
-    kinds = kinds_of(types.astype(np.uint8), played.astype(np.uint16), np.ones(len(cases), np.uint8))
-    assert kinds.tolist() == [pool | ORGANIC | code << TYPE_SHIFT for (code, _), pool in cases.items()]
 
 
 def part(events: Events, start: int, stop: int) -> Events:
