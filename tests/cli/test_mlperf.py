@@ -37,5 +37,5 @@ def test_check_a_log(call: Call, made: ModuleType) -> None:
     code, out, err = call("check", "bad.log")
     assert code == 5
     assert "FAILED  bad.log" in out
-    assert "opt_base_learning_rate is 1e-07" in out
+    assert "opt_base_learning_rate: CHECK for 'opt_base_learning_rate' failed" in out
     assert "1 of 1 logs fail ruleset 6.1.0" in err

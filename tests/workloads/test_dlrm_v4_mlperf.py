@@ -27,14 +27,7 @@ pytest.importorskip("mlperf_logging", reason="mlperf-logging is not installed: p
 BATCH = 32
 RATE = 1e-6 * BATCH / 8192
 """What the rules want of this batch size."""
-EXCUSED = [
-    "data.history.length: value",
-    "eval_accuracy",
-    "eval_accuracy: value",
-    "eval_samples: value",
-    "model.hstu.layers: value",
-    "train_samples: value",
-]
+EXCUSED = ["data.history.length", "eval_accuracy", "eval_samples", "model.hstu.layers", "train_samples"]
 """Layers and history length, the numbers of samples of the real data, the evaluations that follow from them, and an AUC
 of 0.75."""
 ONCE = ("cache_clear", "init_start", "init_stop", "run_start", "run_stop", "train_samples", "eval_samples", "seed")
@@ -76,7 +69,7 @@ def broken(folder: Path) -> list[str]:
     checked = verdict(folder / "mlperf.log")
     assert checked.division == "closed"
     assert checked.warnings == []
-    return sorted(failure.rule for failure in checked.failures)
+    return sorted(checked.failures)
 
 
 def test_a_small_run_and_a_killed_one_keep_every_rule_but_those_of_size(

@@ -52,8 +52,7 @@ def command(arguments: list[str]) -> int:
 
 def _verdict_text(verdict: LogVerdict) -> str:
     lines = [f"{'passed' if verdict.passed else 'FAILED'}  {verdict.log}  ({verdict.division or 'no'} division)"]
-    width = max((len(failure.rule) for failure in verdict.failures), default=0)
-    lines += [f"  {failure.rule:<{width}}  {failure.text}" for failure in verdict.failures]
+    lines += [f"  {key}: {text}" for key, text in verdict.failures.items()]
     lines += [f"  warning: {text}" for text in verdict.warnings]
     lines += [f"  not checked: {text}" for text in verdict.unchecked]
     return "\n".join(lines)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("made")
 def rules(path: Path) -> list[str]:
     result = verdict(path)
     assert result.passed is not bool(result.failures)
-    return [failure.rule for failure in result.failures]
+    return list(result.failures)
 
 
 @pytest.mark.parametrize(("batch", "first"), [(8192, 25), (32768, 41)])
@@ -31,7 +31,7 @@ def test_a_log_at_the_real_sizes_passes_completely(
     assert made.first_block(batch) == first
     result = verdict(write(batch=batch, last=first + 3))
     assert result.passed
-    assert (result.failures, result.warnings, result.division) == ([], [], "closed")
+    assert (result.failures, result.warnings, result.division) == ({}, [], "closed")
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_a_log_at_the_real_sizes_passes_completely(
     [
         (
             {"learning_rate": 1e-7, "table_learning_rate": 1e-7},
-            ["opt_base_learning_rate: value", "train_loss: learning rate"],
+            ["opt_base_learning_rate", "train_loss"],
         ),
-        ({"table_learning_rate": 1.2e-6}, ["opt_sparse_base_learning_rate: value"]),
-        ({"warmup_steps": 2400}, ["opt_learning_rate_warmup_steps: value"]),
-        ({"clip": 0.0}, ["opt_gradient_clip_norm: value"]),
-        ({"train_samples": 1000}, ["train_samples: value"]),
+        ({"table_learning_rate": 1.2e-6}, ["opt_sparse_base_learning_rate"]),
+        ({"warmup_steps": 2400}, ["opt_learning_rate_warmup_steps"]),
+        ({"clip": 0.0}, ["opt_gradient_clip_norm"]),
+        ({"train_samples": 1000}, ["train_samples"]),
         ({"last": 24}, ["eval_accuracy"]),
     ],
 )
@@ -57,13 +57,13 @@ def test_a_wrong_value_fails_by_its_rule(
 def test_messages_of_failures(write: Callable[..., Path]) -> None:
     path = write(learning_rate=1e-7, train_samples=1000)
     path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if '"run_stop"' not in line))
-    texts = {failure.rule: failure.text for failure in verdict(path).failures}
+    texts = verdict(path).failures
     assert texts["run_stop"].startswith("Required EXACTLY_ONE occurrence of 'run_stop' but found 0")
-    rule = "train_samples is 1000 (event 36) breaks the rule v['value'] == s['train_samples']"
-    assert texts["train_samples: value"].startswith(rule)
+    rule = "CHECK for 'train_samples' failed in line 35 breaks the rule v['value'] == s['train_samples']"
+    assert texts["train_samples"].startswith(rule)
+    assert '"value": 1000' in texts["train_samples"]
     expected = "lr is 1.162e-09 after 2,293,760 samples: it must be 5.812e-09 to 1.75e-08 (and 28 more)"
-    assert texts["train_loss: learning rate"] == expected
-    assert texts.keys() > {"opt_base_learning_rate: value", "opt_sparse_base_learning_rate: value"}
+    assert texts["train_loss"] == expected
 
 
 def test_a_published_log_of_another_name_fails_without_side_effects(
@@ -73,8 +73,7 @@ def test_a_published_log_of_another_name_fails_without_side_effects(
     before = (list(root.handlers), root.level)
     result = verdict(golden / "mlperf_logs" / "dlrmv4_gbs8192_a.log")
     assert not result.passed
-    assert result.failures[0].rule == "submission_benchmark: known"
-    assert "'hstu'" in result.failures[0].text
+    assert "calls its benchmark 'hstu'" in result.failures["submission_benchmark"]
     assert verdict(write()).passed
     assert (list(root.handlers), root.level) == before
     assert capfd.readouterr() == ("", "")
@@ -94,7 +93,7 @@ def test_a_cut_log_and_a_log_mixed_with_other_output(write: Callable[..., Path])
     path.write_bytes(b"a program says hello\n0: " + content)
     assert verdict(path).passed
     path.write_bytes(content[:-20])
-    assert rules(path) == ["run_stop", "log: lines"]
+    assert rules(path) == ["run_stop", "log"]
 
 
 def test_rates_that_were_used_are_checked_not_only_declared_ones(write: Callable[..., Path]) -> None:
@@ -102,8 +101,7 @@ def test_rates_that_were_used_are_checked_not_only_declared_ones(write: Callable
     text = path.read_text()
     path.write_text(text.replace('"lr": ', '"lr": 1'))
     result = verdict(path)
-    assert [failure.rule for failure in result.failures] == ["train_loss: learning rate"]
-    assert "it must be" in result.failures[0].text
+    assert "it must be" in result.failures["train_loss"]
     assert not result.passed
     path.write_text(text.replace('"lr": ', '"rate": '))
     assert verdict(path).unchecked[0] == "learning rate: the log states no rates"
@@ -122,7 +120,7 @@ def test_layers_and_history_length_are_checked_in_the_config_beside_the_log(
         saved = {"schema": CONFIG_SCHEMA, "workload": "dlrm-v4", "config": config}
         (path.parent / "config.json").write_text(json.dumps(saved))
         result = verdict(path)
-        assert [failure.rule for failure in result.failures] == [f"{name}: value" for name in broken]
+        assert list(result.failures) == broken
         assert (result.passed, result.unchecked) == (not broken, [])
     (path.parent / "config.json").write_text('{"schema"')
     (damaged,) = verdict(path).unchecked

@@ -128,14 +128,6 @@ WARM_UP = 24_000
 """Steps of the linear warm-up."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    rule: str
-    """Key and kind of rule, such as "seed: once" or "train_samples: value"."""
-    text: str
-    """What is wrong, in one line."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LogVerdict:
     """The result of the official compliance checker, and of the rules it does not check, for one log."""
@@ -143,7 +135,8 @@ class LogVerdict:
     log: Path
     passed: bool
     division: str | None
-    failures: list[Failure]
+    failures: dict[str, str]
+    """What is wrong, in one line, by the key of the event or field."""
     warnings: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     """Rules that could not be checked, and why."""
@@ -160,8 +153,8 @@ def verdict(path: Path) -> LogVerdict:
         config = _config_beside(path, lines)
         fields = pinned(config) if isinstance(config, dict) else f"{', '.join(PINNED)}: {config}"
         results = (learning_rates(lines), fields)
-        own = [failure for result in results if isinstance(result, list) for failure in result]
-        passed, broken = passed and not own, [*broken, *own]
+        own = {key: text for result in results if isinstance(result, dict) for key, text in result.items()}
+        passed, broken = passed and not own, {**broken, **own}
         unchecked = [result for result in results if isinstance(result, str)]
     return LogVerdict(log=path, passed=passed, division=division, failures=broken, warnings=texts, unchecked=unchecked)
 
@@ -199,29 +192,10 @@ def silenced() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _recorder(compliance: Any) -> Any:
-    """The official checker, changed to keep all messages: it keeps one per key, so a second fault hides the first."""
-
-    class Recorder(compliance.ComplianceChecker):  # type: ignore[misc]
-        received: list[tuple[str | None, str]]
-
-        def put_message(self, msg: str, key: str | None = None) -> None:
-            self.received.append((key, msg))
-            super().put_message(msg, key)
-
-        def overwrite_messages(self, keys: dict[str, object]) -> None:
-            self.received = [(key, message) for key, message in self.received if key not in keys]
-            super().overwrite_messages(keys)
-
-    checker = Recorder(USAGE, RULESET, False, False)
-    checker.received = []
-    return checker
-
-
-def _judged(path: Path, lines: Lines) -> tuple[bool, list[Failure], list[str]]:
-    """Whether the official checker accepts a log, the rules that fail, and its warnings."""
+def _judged(path: Path, lines: Lines) -> tuple[bool, dict[str, str], list[str]]:
+    """Whether the official checker accepts a log, what fails by the key of its event, and its warnings."""
     compliance = official("compliance_checker.mlp_compliance")
-    checker, aborted = _recorder(compliance), None
+    checker, aborted = compliance.ComplianceChecker(USAGE, RULESET, False, False), None
     try:
         with silenced():
             passed, *_ = compliance.main(str(path), f"{USAGE}_{RULESET}/common.yaml", checker)
@@ -230,66 +204,42 @@ def _judged(path: Path, lines: Lines) -> tuple[bool, list[Failure], list[str]]:
     finally:
         # A list of the module: what an aborted check leaves there would be checked with the next log.
         compliance.enqueued_configs.clear()
-    broken = failures([entry for entry in checker.received if not entry[1].startswith("Log lines had parsing errors")])
-    for number, what in lines.faults[:1]:
-        broken.append(Failure("log: lines", f"line {number} {what}"))
-        passed = False
+    broken = {key: _line(message) for key, message in checker.overwritable.items()}
+    general = [_line(text) for text in checker.not_overwritable if not text.startswith("Log lines had parsing errors")]
+    general += [f"line {number} {what}" for number, what in lines.faults[:1]]
     name = lines.first("submission_benchmark")
     if aborted is not None and name != BENCHMARK:
-        broken = [failure for failure in broken if not failure.rule.startswith("submission_benchmark")]
-        broken.insert(0, Failure("submission_benchmark: known", _unknown(name)))
+        unknown = f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name"
+        broken = {**broken, "submission_benchmark": unknown}
     elif aborted is not None and not lines.faults:
-        broken.append(Failure("checker: done", f"the checker failed: {type(aborted).__name__}: {aborted}"[:300]))
-    return bool(passed), broken, [" ".join(text.split()) for text in checker.warnings.values()]
+        general.append(f"the checker failed: {type(aborted).__name__}: {aborted}"[:300])
+    if general:
+        broken["log"] = "; ".join(general)
+    return bool(passed) and not lines.faults, broken, [_line(text) for text in checker.warnings.values()]
 
 
-def _unknown(name: object) -> str:
-    return f"the log calls its benchmark {name!r}; ruleset {RULESET} has no rules of that name"
+def _line(message: str) -> str:
+    """A message of the official checker in one line; of a failed check the rule comes before the event."""
+    rule_first = re.sub(r":\n(.*)\nfailed test: (.*)\n[\s\S]*", r" breaks the rule \2: \1", message)
+    return " ".join(rule_first.split())[:300]
 
 
-def failures(messages: list[tuple[str | None, str]]) -> list[Failure]:
-    """One failure per rule: of a rule that fails on many lines, the first line and how many there are."""
-    by_rule: dict[str, list[str]] = {}
-    for key, message in messages:
-        rule, text = _translate(key, message)
-        by_rule.setdefault(rule, []).append(text)
-    return [
-        Failure(rule, texts[0] + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""))
-        for rule, texts in by_rule.items()
-    ]
-
-
-def _translate(key: str | None, message: str) -> tuple[str, str]:
-    """The rule that a message of the official checker is about, and the message in one line: of a failed check the
-    value, the place and the condition."""
-    if failed := re.match(r"CHECK for '(.+?)' failed in line (\d+):\n(.*)\nfailed test: (.*)", message):
-        name, line, full, test = failed.groups()
-        try:
-            value = f" is {decode(full[full.index('{') :].encode())['value']!r}"[:80]
-        except (ValueError, KeyError, TypeError):
-            value = ""
-        # The checker counts MLLOG lines from 0.
-        return f"{name}: value", f"{name}{value} (event {int(line) + 1}) breaks the rule {test.strip()}"
-    named = re.match(r"Failed checks for (\w+)", message)
-    return key or (named[1] if named else "log"), " ".join(message.split())[:300]
-
-
-def pinned(config: Mapping[str, Any]) -> list[Failure]:
+def pinned(config: Mapping[str, Any]) -> dict[str, str]:
     """Fields of a run's config, by their dotted names, that differ from what the rules fix."""
-    return [
-        Failure(f"{name}: value", f"{name} is {config.get(name)!r}: it must be {value}")
+    return {
+        name: f"is {config.get(name)!r}: it must be {value}"
         for name, value in PINNED.items()
         if config.get(name) != value
-    ]
+    }
 
 
-def learning_rates(lines: Lines) -> list[Failure] | str:
+def learning_rates(lines: Lines) -> dict[str, str] | str:
     """Steps whose logged rate is outside the bounds of the batch: the linear warm-up of the lowest and highest base.
     Or why they cannot be checked."""
     batch = lines.first("global_batch_size")
     if type(batch) is not int or batch < 1:
         # The official checker says so.
-        return []
+        return {}
     low, high = (bound * RATE * batch / RATE_BATCH for bound in RATE_BOUNDS)
     outside, stated = [], 0
     for line in lines.good:
@@ -304,4 +254,4 @@ def learning_rates(lines: Lines) -> list[Failure] | str:
     if not stated:
         return "learning rate: the log states no rates"
     more = f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
-    return [Failure("train_loss: learning rate", f"lr is {outside[0]}{more}")] if outside else []
+    return {"train_loss": f"lr is {outside[0]}{more}"} if outside else {}
