@@ -58,9 +58,9 @@ def test_pair_prints_the_ratio_and_what_is_expected(call, monkeypatch: pytest.Mo
     assert code == 0
     assert "cold / hot" in out
     assert "measuring the ceilings for 3 threads" in out
-    assert "is expected (" in out.splitlines()[-1]
+    assert "is expected (" in out
     code, out, _ = call("pair", *SMALL, "--preset", "zipf")
-    assert "no ratio is expected, because the ids are not equally likely" in out.splitlines()[-1]
+    assert "no ratio is expected, because the ids are not equally likely" in " ".join(out.split())
     assert call("pair", "micro-dlrm", "--data.source", "embedded")[0] == 2
 
 

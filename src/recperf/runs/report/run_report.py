@@ -8,7 +8,7 @@ from msgspec import structs
 
 from ...config import flatten
 from ...measure.limits import roofline
-from ...measure.profile_records import Profile
+from ...measure.profile_records import Pair, Profile
 from ..evidence import Evidence, curve
 from ..result import Result
 from ..resume import change_text, is_free
@@ -34,7 +34,8 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
     if short:
         listed = [section for section in listed if section.key in ("timeline", "quality", "budget")]
     else:
-        listed += [*pair(run), training(run, key), provenance(run), config(run)]
+        pairs = [Section("pair", "Hot and cold ids", pair_blocks(run.pair))] if run.pair else []
+        listed += [*pairs, training(run, key), provenance(run), config(run)]
     return Report(
         key=key,
         title=run.workload,
@@ -114,23 +115,30 @@ def _training_steps(run: Evidence, profile: Profile) -> list[Block]:
     return blocks
 
 
-def pair(run: Evidence) -> list[Section]:
-    """The same step with hot and with cold ids; no section for a run without this comparison."""
-    if run.pair is None:
-        return []
-    hot, cold, ids = run.pair.hot, run.pair.cold, run.pair.ids
-    hot_ms, cold_ms = ({part.name: part.ms.p50 for part in in_order(arm.components)} for arm in (hot, cold))
-    times = {name: (hot_ms.get(name), cold_ms.get(name)) for name in dict.fromkeys([*hot_ms, *cold_ms])}
+def pair_blocks(pair: Pair) -> list[Block]:
+    """The same step with hot and with cold ids."""
+    hot, cold, ids = pair.hot, pair.cold, pair.ids
+    times = {part.name: [part.ms] for part in in_order(hot.components)}
+    for part in cold.components:
+        times.setdefault(part.name, []).append(part.ms)
     rows = []
-    for name, (near, far) in {"whole step": (hot.step_ms.p50, cold.step_ms.p50), **times}.items():
-        title = keyed(name) if name in times else Cell(name, "strong")
-        rows.append(cells(title, fmt.gain(far / near if near and far else None), fmt.time(near), fmt.time(far)))
+    for name, arms in {"whole step": [hot.step_ms, cold.step_ms], **times}.items():
+        if len(arms) == 2:
+            near, far = arms
+            title = keyed(name) if name in times else Cell(name, "strong")
+            cold_over_hot = fmt.gain(far.p50 / near.p50 if near.p50 else None)
+            rows.append(
+                cells(title, cold_over_hot, *(text for ms in arms for text in (fmt.time(ms.p50), fmt.spread(ms))))
+            )
     note = (
-        f"Median times of the same model and shapes, with new ids every step: hot ids of {count(ids.hot)} rows, "
-        f"cold ids of {count(ids.cold)}."
+        f"The same model and shapes, with new ids every step: hot ids of {count(ids.hot)} rows, cold ids of "
+        f"{count(ids.cold)}; {fmt.size(hot.ids.touched_bytes)} and {fmt.size(cold.ids.touched_bytes)} of rows were "
+        f"touched in {hot.steps} steps."
     )
-    table = Table(("part", "cold / hot", "hot", "cold"), rows, note)
-    return [Section("pair", "Hot and cold ids", [Text(run.pair.verdict, "lead"), table])]
+    return [
+        Text(pair.verdict, "lead"),
+        Table(("part", "cold / hot", "hot", "p20 – p80", "cold", "p20 – p80"), rows, note),
+    ]
 
 
 def training(run: Evidence, key: str) -> Section:
