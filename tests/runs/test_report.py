@@ -104,7 +104,7 @@ def test_the_page_is_self_contained(full: str) -> None:
 
 def test_every_figure_is_well_formed_named_and_coloured_by_the_page(full: str) -> None:
     figures = re.findall(r'<svg class="figure.*?</svg>', full, re.S)
-    assert len(figures) == 12, "six for a screen and six for a phone"
+    assert len(figures) == 8, "four for a screen and four for a phone"
     for figure in figures:
         root = ElementTree.fromstring(figure)
         assert root.get("role") == "img"

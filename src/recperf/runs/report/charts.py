@@ -1,18 +1,17 @@
-"""Figures: bars of quality and of the parts of a step, curves over the steps, calibration and the roofline."""
+"""Figures: bars of the parts of a step, curves over the steps and the roofline."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...measure.profile_records import Component, RooflinePoint
 from ...measure.spans import PHASES
 from ...units import digits
-from ..result import Interval
 from .blocks import Figure
 from .formats import byte_rate, component, flop_rate, percent, scaled, short
 from .page import Sheet, columns_of, decades, evenly, family, round_steps, ticks, tone
@@ -22,54 +21,6 @@ if TYPE_CHECKING:
 
 CHARACTER = 6.6
 """Pixels of a character at the size of labels, a little generous."""
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One model or baseline with its metrics."""
-
-    label: str
-    values: dict[str, float]
-    own: bool = False
-    interval: Mapping[str, Interval] = field(default_factory=dict)
-    """The bootstrap interval of a metric."""
-
-
-def quality(bars: list[Bar], metrics: list[tuple[str, str]], targets: dict[str, float]) -> Sheet:
-    """One panel per metric with one bar per model; the target is a dashed line."""
-    columns, tall = columns_of(len(metrics)), 26 * len(bars) + 60
-    sheet = Sheet(tall * len(metrics) // columns)
-    names = 18 + CHARACTER * max(len(bar.label) for bar in bars)
-    each = (sheet.width - names - 30 * columns) / columns
-    for index, (metric, title) in enumerate(metrics):
-        left, top = names + index % columns * (each + 46), tall * (index // columns)
-        axes = sheet.axes(left, top + 38, sheet.width - left - each, sheet.height - top - 38 - 26 * len(bars))
-        sheet.text(left, top + 14, title, color="ink", size=12, weight="bold")
-        _scores(axes, bars, metric, targets.get(metric))
-        for row, bar in enumerate(bars if left == names else []):
-            sheet.text(0, top + 51 + 26 * row, bar.label, color="ink" if bar.own else "muted", va="center")
-    return sheet
-
-
-def _scores(axes: Axes, bars: list[Bar], metric: str, target: float | None) -> None:
-    values = [bar.values[metric] for bar in bars]
-    highest = max([bar.interval[metric].high for bar in bars if metric in bar.interval], default=0.0)
-    low = 0.5 if min(values) >= 0.5 and max(values) <= 1 else min(0.0, *values)
-    high = max([*values, highest, target or low]) + 1e-9
-    axes.set_xlim(low, low + (high - low) * 1.2)
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    for row, (bar, value) in enumerate(zip(bars, values)):
-        color = tone("accent" if bar.own else "other")
-        axes.barh(row, value - low, left=low, height=0.58, color=color)
-        ends = bar.interval.get(metric)
-        if ends:
-            axes.plot([ends.low, ends.high], [row, row], color=tone("ink"), lw=1.5, solid_capstyle="butt")
-        _note(axes, f"{value:.3f}", (max(value, ends.high) if ends else value, row), (6, -4), "left")
-    if target is not None:
-        axes.axvline(target, color=tone("ink"), lw=1, ls=(0, (4, 3)))
-        _note(axes, "target", (target, -0.5), (0, 3), "center")
-    marked = round_steps(low, high, 4)
-    ticks(axes, "x", marked, evenly(marked))
 
 
 @dataclass(frozen=True)
@@ -203,25 +154,6 @@ def _curve(axes: Axes, series: Series, target: float | None) -> None:
     if target is not None:
         axes.axhline(target, color=tone("ink"), lw=1, ls=(0, (4, 3)))
         _note(axes, "target", (steps[-1], target), (0, 4), "right")
-
-
-def reliability(bins: list[tuple[float, float]]) -> Sheet:
-    """Observed over predicted rates, beside the line on which they are equal."""
-    side = 260
-    sheet = Sheet(side + 70)
-    axes = sheet.axes(46, 34, sheet.width - 46 - side, 36)
-    sheet.text(0, 12, "observed share of positives", color="ink", size=12, weight="bold", va="center")
-    sheet.text(46 + side, side + 62, "predicted probability", ha="right", va="center")
-    high = max(max(pair) for pair in bins) * 1.05 or 1.0
-    axes.plot([0, high], [0, high], color=tone("muted"), lw=1, ls=(0, (4, 3)))
-    x, y = zip(*bins)
-    axes.plot(x, y, color=tone("accent"), lw=1.8, marker="o", ms=5)
-    axes.set_xlim(0, high)
-    axes.set_ylim(0, high)
-    marked = round_steps(0, high, 4)
-    ticks(axes, "x", marked, evenly(marked))
-    ticks(axes, "y", marked, evenly(marked), grid=True)
-    return sheet
 
 
 Dot = tuple[int, str, float, float]

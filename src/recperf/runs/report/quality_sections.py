@@ -3,49 +3,28 @@ page and of a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...train.config import CHOOSING, RANKED, VALIDATION, baseline_to_beat, leading
 from ..derive import best_of, compared
-from ..evidence import Evidence
-from ..result import Difference, Metrics, Quality, Ranking, Result
-from . import charts
-from .blocks import Block, Cell, Figure, Section, Table, Text, cells
+from ..result import CalibrationBin, Difference, Metrics, Quality, Ranking, Result
+from .blocks import Block, Cell, Section, Table, Text, cells, table_of
 from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
 TONES = {"above": "good", "below": "bad", "level": ""}
 
 
-def sections(run: Evidence, key: str) -> list[Section]:
-    part, target = run.result.quality, lowest(run.result.quality)
-    reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(run.result)]))
-    asked = target_text(run.result)
+def sections(result: Result) -> list[Section]:
+    part, asked = result.quality, target_text(result)
+    reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(result)]))
     blocks: list[Block] = [Text(f"Target: {asked}; {reached}." if asked else "No target set.", "lead")]
-    blocks += [Text(text) for text in auc_certainty(run.result)]
+    blocks += [Text(text) for text in auc_certainty(result)]
     blocks += [Text(sentence(text), "warning") for text in part.warnings]
-    own = {"auc": part.interval} if part.interval else {}
-    bars = [charts.Bar(run.workload, part.metrics, own=True, interval=own)]
-    intervals = {name: {"auc": ends} for name, ends in (part.baseline_intervals or {}).items()}
-    bars += [
-        charts.Bar(baseline(rule), metrics, interval=intervals.get(rule, {}))
-        for rule, metrics in reversed(part.baselines.items())
-    ]
-    named = ("auc", "accuracy") if "auc" in part.metrics else ("ndcg_10", "hit_rate_10")
-    panels = [(name, metric(name)) for name in named if all(name in bar.values for bar in bars)]
-    if panels:
-        listed = "; ".join(
-            f"{title}: " + ", ".join(f"{bar.label} {bar.values[name]:.3f}" for bar in bars) for name, title in panels
-        )
-        caption = "Dashed: the target." if target else ""
-        if all(min(bar.values[name] for bar in bars) >= 0.5 for name, _ in panels):
-            caption = f"Bars start at 0.5, the score of guessing. {caption}"
-        if part.interval:
-            caption += " Lines on the bars of the AUC: 95 % intervals."
-        draw = lambda: charts.quality(bars, panels, target)  # noqa: E731
-        blocks.append(Figure(f"{key}-quality", f"Quality beside baselines. {listed}", caption, draw))
-    more = [*_ranking(run.result), *_segments(run.result), *_calibration(run.result, key)]
+    more = [*_ranking(result), *_segments(result), *_calibration(result)]
     return [
-        Section("quality", "Quality", blocks),
-        Section("qualities", "Quality in detail", [quality_table(run.result), *more]),
+        Section("quality", "Quality", [*blocks, quality_table(result)]),
+        *([Section("qualities", "Quality in detail", more)] if more else []),
     ]
 
 
@@ -53,12 +32,27 @@ def quality_table(result: Result) -> Table:
     """The metrics of the model above those of the baselines."""
     part, data = result.quality, result.data
     names = [name for name in part.metrics if name not in CHOOSING]
-    deviations = {name: f"± {value:.4f}" for name, value in part.spread.items()}
-    own = [Cell(f"{part.metrics[name]:.4f}", "strong", second_line=deviations.get(name, "")) for name in names]
-    rows = [(Cell(result.workload, "strong", "accent"), *own)]
-    for rule, metrics in reversed(part.baselines.items()):
-        values = [f"{metrics[name]:.4f}" if name in metrics else NONE for name in names]
-        rows.append(cells(Cell(baseline(rule), swatch="other"), *values))
+    ends = {"": part.interval, **(part.baseline_intervals or {})}
+
+    def beside(rule: str, name: str) -> str:
+        """The 95 % interval of an AUC; else the standard deviation over the seeds."""
+        one = ends.get(rule) if name == "auc" else None
+        if one:
+            return f"{one.low:.3f} to {one.high:.3f}"
+        return f"± {part.spread[name]:.4f}" if not rule and name in part.spread else ""
+
+    rows = []
+    for rule, metrics in {"": part.metrics, **dict(reversed(part.baselines.items()))}.items():
+        title = Cell(baseline(rule), swatch="other") if rule else Cell(result.workload, "strong", "accent")
+        values = (
+            Cell(
+                f"{metrics[name]:.4f}" if name in metrics else NONE,
+                "" if rule else "strong",
+                second_line=beside(rule, name),
+            )
+            for name in names
+        )
+        rows.append((title, *values))
     scored = "validation rows after the last step (not the best epoch)"
     if VALIDATION in part.metrics:
         scored = "held-out rows after the epoch with the lowest log loss on others, inside the training time"
@@ -69,6 +63,8 @@ def quality_table(result: Result) -> Table:
     if len(trials) > 1:
         seeds = f"mean ± standard deviation over {len(trials)} seeds, {trials[0]} to {trials[-1]}"
     note = f"Scored on {count(data.valid_rows)} {scored}, {seeds}; trained on {count(data.train_rows)} rows."
+    if part.interval:
+        note += " Below an AUC is its 95 % interval."
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
     if "planted" in part.baselines:
@@ -240,12 +236,12 @@ def _segments(result: Result) -> list[Block]:
     return [Table(head, rows, note)]
 
 
-def _calibration(result: Result, key: str) -> list[Block]:
+def _calibration(result: Result) -> list[Block]:
     bins = result.quality.calibration
-    if not bins:
-        return []
-    pairs = [(row.predicted, row.observed) for row in bins]
-    listed = ", ".join(f"{predicted:.2f} predicted {observed:.2f} observed" for predicted, observed in pairs)
-    draw = lambda: charts.reliability(pairs)  # noqa: E731
-    caption = "Calibration: the scored rows in tenths, by prediction. On the dashed line both rates are equal."
-    return [Figure(f"{key}-calibration", f"Predicted and observed rates: {listed}", caption, draw)]
+    columns: dict[str, Callable[[CalibrationBin], str]] = {
+        "predicted": lambda row: f"{row.predicted:.3f}",
+        "observed": lambda row: f"{row.observed:.3f}",
+        "rows": lambda row: count(row.rows),
+    }
+    note = "Calibration: the scored rows in tenths, by prediction, with their share of positives."
+    return [table_of(bins, columns, note)] if bins else []

@@ -30,7 +30,7 @@ UNSTEADY = 1.25
 def report(run: Evidence, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
     verdict = run.profile.verdict if run.profile else None
-    listed = [*quality_sections.sections(run, key), *step_sections(run, key)]
+    listed = [*quality_sections.sections(run.result), *step_sections(run, key)]
     if short:
         listed = [section for section in listed if section.key in ("timeline", "quality", "budget")]
     else:
