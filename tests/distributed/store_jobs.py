@@ -15,13 +15,12 @@ from torch import Tensor
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.tables import TorchRecTables
 from recperf.errors import RecperfError
-from recperf.train import checkpoint_tensors
+from recperf.train import checkpoint_state
 
 
-def in_small_files() -> None:
-    """Tables of tests are small: spread them over several files and copy them in several chunks all the same."""
-    checkpoint_tensors.FILE_BYTES = 1024
-    checkpoint_tensors.CHUNK = 256
+def in_small_chunks() -> None:
+    """Tables of tests are small: copy them in several chunks all the same."""
+    checkpoint_state.CHUNK = 256
 
 
 def filled(world: Ranks, sharding: str) -> TorchRecTables:
@@ -35,7 +34,7 @@ def filled(world: Ranks, sharding: str) -> TorchRecTables:
 
 def save(world: Ranks, root: Path, shardings: list[str]) -> list[dict[str, Tensor]]:
     """Save tables of every sharding and return them whole."""
-    in_small_files()
+    in_small_chunks()
     found = []
     for number, sharding in enumerate(shardings):
         tables = filled(world, sharding)
@@ -46,7 +45,7 @@ def save(world: Ranks, root: Path, shardings: list[str]) -> list[dict[str, Tenso
 
 def load(world: Ranks, roots: list[Path], sharding: str) -> list[dict[str, Tensor]]:
     """Load what was saved by others into tables of one sharding."""
-    in_small_files()
+    in_small_chunks()
     loaded = []
     for root in roots:
         tables = make(world, sharding)

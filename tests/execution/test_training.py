@@ -273,7 +273,7 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("recperf.train.checkpoint_tensors.os.write", full)
+        patched.setattr("recperf.train.checkpoint_folder.os.write", full)
         made.save(Position(0, 2, 2), best=False)
         with pytest.raises(MachineError, match="the disk is full"):
             made.stopped(Position(0, 2, 2))

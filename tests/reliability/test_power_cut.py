@@ -111,7 +111,7 @@ def test_a_save_survives_a_power_cut_at_every_moment(tmp_path: Path, disk: Path)
 
 UNSYNCED = {
     "checkpoint.sync_folder": lambda folder: None,
-    "checkpoint_tensors.SyncedFile.__exit__": lambda file, *_: os.close(file.handle),
+    "checkpoint_folder.SyncedFile.__exit__": lambda file, *_: os.close(file.handle),
 }
 
 

@@ -12,11 +12,10 @@ from checkpoint_states import store
 from tiered_states import STACKED, UNIFORM, D, R, Table, draws
 from torch import Tensor
 
-from recperf.train import checkpoint_tensors
-from recperf.train.checkpoint import shape_mismatch
-from recperf.train.checkpoint_folder import Rectangle
+from recperf.models.tiers.columns import Rectangle, Shard, Sharded
+from recperf.train import checkpoint_state
+from recperf.train.checkpoint import manifest_of, shape_mismatch
 from recperf.train.checkpoint_state import Content, StateReader
-from recperf.train.checkpoint_tensors import Shard, Sharded
 
 
 def trained(count: int = 20, initial: dict[str, Any] = UNIFORM) -> Table:
@@ -62,7 +61,7 @@ def test_every_save_holds_all_rows_ever_trained(tmp_path: Path, background: bool
 def test_rows_are_read_into_any_placement(
     tmp_path: Path, initial: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_tensors, "CHUNK", 4 * D * 7)
+    monkeypatch.setattr(checkpoint_state, "CHUNK", 4 * D * 7)
     checkpoints, _ = store(tmp_path)
     table = trained(initial=initial)
     checkpoints.save(1, {"trial": table.state}, best=False)
@@ -117,11 +116,11 @@ def test_rows_of_two_ranks_are_read_by_ranks_and_by_one_process(tmp_path: Path) 
     halves[0].train(torch.tensor([3, 7, 20]), draws())
     contents = [Content.of({"trial": half.state}) for half in halves]
     written = [content.write(tmp_path, rank=rank) for rank, content in enumerate(contents)]
-    manifest = contents[0].manifest(written, step=1, best=False, when="now")
+    manifest = manifest_of(contents[0], written, step=1, best=False, when="now")
 
     def read(table: Table) -> dict[str, Tensor]:
         table.train(torch.tensor([1]), draws(9))
-        StateReader(tmp_path, manifest).read({"trial": table.state})
+        StateReader(tmp_path, manifest.files, manifest.tensors).read(manifest.state, {"trial": table.state})
         return table.plain()
 
     whole = read(Table())

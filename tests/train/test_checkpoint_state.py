@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recperf.train import checkpoint_tensors
+from recperf.train import checkpoint_state
 from recperf.train.checkpoint import CheckpointStore
 
 
@@ -25,7 +25,7 @@ def round_trip(folder: Path, state: dict[str, Any], into: dict[str, Any] | None 
 
 
 def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
-    flat = tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return str(tensor.dtype), tuple(tensor.shape), flat.numpy().tobytes()
 
 
@@ -42,7 +42,6 @@ def odd_tensors() -> dict[str, Tensor]:
         "bf16": base[0].bfloat16(),
         "half": base[1].half(),
         "double": base[2].double(),
-        "complex": torch.complex(base[3], base[4]).conj(),
         "view": base[:, 3],
         "shares storage": base[5:9],
         "transposed": base.t(),
@@ -57,7 +56,9 @@ def odd_tensors() -> dict[str, Tensor]:
     }
 
 
-def test_odd_tensors_are_restored_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk", [1 << 10, 1 << 24])
+def test_odd_tensors_are_restored_bit_for_bit(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_state, "CHUNK", chunk)
     state = odd_tensors()
     loaded = round_trip(tmp_path, state)
     assert list(loaded) == list(state)
@@ -65,18 +66,6 @@ def test_odd_tensors_are_restored_bit_for_bit(tmp_path: Path) -> None:
         assert bits(loaded[name]) == bits(tensor), name
     by_library = load_file(tmp_path / "step-00000001" / "rank0-00000.safetensors")
     assert {name: bits(tensor) for name, tensor in by_library.items()} == {name: bits(state[name]) for name in state}
-
-
-def test_a_file_is_full_at_a_size_and_copies_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_tensors, "FILE_BYTES", 1 << 14)
-    monkeypatch.setattr(checkpoint_tensors, "CHUNK", 1 << 10)
-    state = odd_tensors()
-    loaded = round_trip(tmp_path, state)
-    for name, tensor in state.items():
-        assert bits(loaded[name]) == bits(tensor), name
-    sizes = [file.stat().st_size for file in (tmp_path / "step-00000001").glob("*.safetensors")]
-    assert len(sizes) > 5
-    assert max(sizes) < 161_000
 
 
 def test_values_are_restored_exactly(tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from ..models.init import InitialRows, UniformRows
 from ..models.tiers.cache import TieredRows
-from ..models.tiers.columns import RowBlock, TableColumns
+from ..models.tiers.columns import Rectangle, RowBlock, Shard, Sharded, TableColumns
 from ..models.tiers.config import Placement, Tiers
 from ..ops.table_rules import RULES, RuleName, TableRule
-from ..train.checkpoint_folder import Rectangle
-from ..train.checkpoint_tensors import Shard, Sharded
 from .config import Demand, DistributedConfig
 from .exchange import Prefetch
 from .library import require_torchrec

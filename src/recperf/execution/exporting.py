@@ -27,7 +27,7 @@ from ..files import write_atomic, write_json
 from ..folders import fresh_folder, temporary_folder
 from ..jsonfile import as_json
 from ..stop import call, poll
-from ..train.checkpoint_tensors import write_tensors
+from ..train.checkpoint_state import write_tensors
 from ..train.device import applied
 from .serving import Export, Served, TableExport, TrainedModel, in_tiers
 

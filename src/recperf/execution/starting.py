@@ -174,7 +174,7 @@ class Start:
 
     def _require_memory(self, path: Path) -> None:
         """Refuse a checkpoint whose model does not fit into memory beside this run's."""
-        from ..train.checkpoint_tensors import DTYPES
+        from ..train.checkpoint_state import DTYPES
 
         tensors = folders.read_manifest(path).tensors.items()
         part = (one for name, one in tensors if name.startswith("trial/model/"))

@@ -13,17 +13,16 @@ from types import TracebackType
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_leaves_with_path
 
 from ..errors import DataError, MachineError
 from ..files import make_folder, sync_folder, writing
 from ..machine import available_bytes, out_of_memory
-from ..models.tiers.columns import TableColumns
+from ..models.tiers.columns import Sharded, TableColumns
 from ..stop import reached
 from ..units import size
 from . import checkpoint_folder as folders
 from .checkpoint_state import Content, StateReader, Written
-from .checkpoint_tensors import Sharded, write_file
 from .loop import State
 
 
@@ -125,8 +124,9 @@ class CheckpointStore:
             written = self._write_tensors(draft, content)
             reached("save: tensors written")
             when = datetime.now(UTC).isoformat(timespec="seconds")
-            manifest = content.manifest(written, step=step, best=best, when=when)
-            write_file(draft / folders.MANIFEST, folders.manifest_bytes(manifest))
+            manifest = manifest_of(content, written, step=step, best=best, when=when)
+            with folders.SyncedFile(draft / folders.MANIFEST) as file:
+                file.write(folders.manifest_bytes(manifest))
             reached("save: manifest written")
             sync_folder(draft)
             reached("save: draft synced")
@@ -253,13 +253,24 @@ class CheckpointStore:
         return state
 
 
+def manifest_of(content: Content, written: list[Written], *, step: int, best: bool, when: str) -> folders.Manifest:
+    """The manifest of a state, from what all ranks wrote."""
+    for path, tensor in content.tensors.items():
+        tensor.shards = tuple(shard for each in written for shard in each.shards.get(path, []))
+    files = {name: facts for each in written for name, facts in each.files.items()}
+    return folders.Manifest(
+        format=folders.FORMAT, step=step, best=best, when=when, files=files, tensors=content.tensors, state=content.tree
+    )
+
+
 def read_state(path: Path, into: State | None = None, *, part: tuple[str, ...] = ()) -> State:
     """Read the state of a checkpoint whose digests hold, or a part of it, such as ("trial", "model")."""
     try:
         manifest = folders.read_manifest(path)
+        tree = manifest.state
         for name in part:
-            manifest.state = manifest.state[name]
-        state = StateReader(path, manifest).read(into)
+            tree = tree[name]
+        state = StateReader(path, manifest.files, manifest.tensors).read(tree, into)
     except folders.Damaged:
         raise
     except Exception as error:
@@ -281,18 +292,13 @@ def tensor_bytes(value: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor | Sharded | TableColumns))
 
 
-def shape_mismatch(ours: Any, saved: Any, path: str = "") -> str | None:
+def shape_mismatch(ours: Any, saved: Any) -> str | None:
     """The first tensor that has another shape in a saved tree, in a line; none where all that are in both agree."""
     kinds = Tensor | Sharded | TableColumns
-    if isinstance(ours, kinds) and isinstance(saved, kinds):
-        if tuple(ours.shape) == tuple(saved.shape):
-            return None
-        return f"{path} is {tuple(ours.shape)}, the checkpoint's {tuple(saved.shape)}"
-    if isinstance(ours, dict) and isinstance(saved, dict):
-        pairs = [(key, ours[key], saved[key]) for key in ours if key in saved]
-    elif isinstance(ours, list | tuple) and isinstance(saved, list | tuple):
-        pairs = [(index, *pair) for index, pair in enumerate(zip(ours, saved))]
-    else:
-        return None
-    mismatches = (shape_mismatch(one, other, f"{path}/{key}" if path else str(key)) for key, one, other in pairs)
-    return next((text for text in mismatches if text), None)
+    by_path = dict(tree_leaves_with_path(saved))
+    for path, leaf in tree_leaves_with_path(ours):
+        other = by_path.get(path)
+        if isinstance(leaf, kinds) and isinstance(other, kinds) and tuple(leaf.shape) != tuple(other.shape):
+            shown = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+            return f"{shown} is {tuple(leaf.shape)}, the checkpoint's {tuple(other.shape)}"
+    return None

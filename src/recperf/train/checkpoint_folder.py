@@ -15,13 +15,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import MachineError
 from ..files import digest_of, is_alive, open_regular, write_json
@@ -31,6 +33,8 @@ from ..stop import reached
 FORMAT = 6
 MANIFEST = "manifest.json"
 INDEX = "index.json"
+CHUNK = 1 << 24
+"""Bytes that are written, read or copied at a time."""
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"rank\d+-\d+\.safetensors")
 _DRAFT = re.compile(r"\.(?:step-\d{8,}|index\.json)\.(\d+)\.(?:tmp|aside)")
@@ -43,33 +47,13 @@ class StoredFile(Struct):
     sha256: str
 
 
-class Rectangle(NamedTuple):
-    first_row: int
-    rows: int
-    first_column: int
-    columns: int
-
-    @property
-    def area(self) -> int:
-        return self.rows * self.columns
-
-    def below(self, rows: int) -> Rectangle:
-        return self._replace(first_row=self.first_row + rows)
-
-    def overlap(self, other: Rectangle) -> Rectangle:
-        """The rectangle that is in both; it may be empty."""
-        row, column = max(self.first_row, other.first_row), max(self.first_column, other.first_column)
-        rows = min(self.first_row + self.rows, other.first_row + other.rows) - row
-        columns = min(self.first_column + self.columns, other.first_column + other.columns) - column
-        return Rectangle(row, max(0, rows), column, max(0, columns))
-
-
 class StoredShard(Struct):
     """A rectangle of a tensor in a file."""
 
     file: str
     key: str
-    place: Rectangle
+    place: tuple[int, int, int, int]
+    """First row, rows, first column, columns."""
 
 
 class StoredTensor(Struct, omit_defaults=True):
@@ -97,8 +81,77 @@ class Manifest(Struct, kw_only=True):
     """The tree of JSON values, with the paths of tensors in their places."""
 
 
+def encoded(value: Any, take: Callable[[Any, str], bool], path: tuple[Any, ...] = ()) -> Any:
+    """The JSON values of a state, in which a tensor that `take` takes is only named."""
+    shown = "/".join(map(str, path)) or "the state"
+    if take(value, shown):
+        return {"$tensor": shown}
+    if isinstance(value, dict):
+        pairs = [(key, encoded(inner, take, (*path, key))) for key, inner in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return dict(pairs)
+        if any(not isinstance(key, str | int) or isinstance(key, bool) for key in value):
+            raise TypeError(f"a key in {shown} is neither a string nor an integer")
+        return {"$pairs": [list(pair) for pair in pairs]}
+    if isinstance(value, list | tuple):
+        return [encoded(inner, take, (*path, index)) for index, inner in enumerate(value)]
+    if isinstance(value, float):
+        # JSON has no NaN and no infinities.
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    raise TypeError(f"{shown} is a {type(value).__name__}, which a checkpoint cannot hold")
+
+
+def decoded(value: Any, into: Any, read: Callable[[str, Any], Any]) -> Any:
+    """The state of JSON values; `read` reads a tensor, if possible into the one in its place in `into`."""
+    if isinstance(value, list):
+        targets = into[: len(value)] if isinstance(into, list | tuple) else []
+        return [decoded(inner, target, read) for inner, target in itertools.zip_longest(value, targets)]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return read(value["$tensor"], into)
+    if "$float" in value:
+        return float(value["$float"])
+    into = into if isinstance(into, dict) else {}
+    pairs = value["$pairs"] if "$pairs" in value else value.items()
+    return {key: decoded(inner, into.get(key), read) for key, inner in pairs}
+
+
 class Damaged(Exception):
     """Why a checkpoint cannot be used."""
+
+
+class SyncedFile:
+    """A new file that computes the digest of what is written to it and is on disk once it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self.digest, self.size = hashlib.sha256(), 0
+
+    def write(self, content: bytes | memoryview) -> None:
+        left = memoryview(content)
+        self.size += len(left)
+        while len(left):
+            # In chunks, so that the digest finds in the cache what was just copied to the disk's buffers.
+            count = os.write(self.handle, left[:CHUNK])
+            self.digest.update(left[:count])
+            left = left[count:]
+
+    def __enter__(self) -> SyncedFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                os.fsync(self.handle)
+        finally:
+            os.close(self.handle)
+
+    @property
+    def facts(self) -> StoredFile:
+        return StoredFile(bytes=self.size, sha256=self.digest.hexdigest())
 
 
 _NOT_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)
@@ -175,14 +228,10 @@ def read_manifest(path: Path) -> Manifest:
         raise Damaged(f"{MANIFEST} is not JSON") from None
     if not isinstance(body, dict):
         raise Damaged(f"{MANIFEST} is not a JSON object")
-    if body.get("format") != FORMAT or not isinstance(body["format"], int):
+    if body.get("format") != FORMAT:
         raise Damaged(f"it has format {body.get('format')!r}; this version reads format {FORMAT}")
     body.pop("sha256", None)
-    try:
-        genuine = manifest_bytes(body) == content
-    except ValueError:
-        genuine = False
-    if not genuine:
+    if manifest_bytes(body) != content:
         raise Damaged(f"{MANIFEST} does not match its digest")
     manifest = fit(body, Manifest)
     if isinstance(manifest, Problem):

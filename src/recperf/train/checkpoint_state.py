@@ -5,42 +5,150 @@ rectangles it was written in, each with its file, the key in that file and its p
 is a single rectangle, under its path. Of a table in tiers the rows that were ever trained are written, as two tensors:
 their numbers, ascending, and their values; a few JSON values describe what the others begin as.
 
-Shapes: R rows of a tensor, W width, N rows that were written, n rows of a chunk.
+Row-wise Adagrad has one number for each row of a rectangle. A rectangle that is read where the stored ones have other
+columns gets the mean of their numbers, weighted by the columns they share: over all columns that is the number a
+single process would have, and rectangles of a whole row begin with the row's number.
+
+Files are safetensors: an 8-byte length, a JSON header with dtype, shape and place of every tensor, and the bytes. The
+library would map a file into memory to read it. There an input/output error kills the process, and every page read
+counts as memory of the process; reading with `pread` does neither and goes straight into the tensors of a model.
+
+Shapes: R rows of a tensor, N rows that were written, n rows of a chunk.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from msgspec import structs
 from torch import Tensor
 
+from ..files import open_regular
+from ..jsonfile import decode
 from ..machine import available_bytes
-from ..models.init import Fill, initial_rows
-from ..models.tiers.columns import TableColumns, table_columns
+from ..models.init import initial_rows
+from ..models.tiers.columns import Rectangle, Sharded, TableColumns, TrainedRows, table_columns
 from ..units import size
-from . import checkpoint_tensors as tensors
-from .checkpoint_folder import FORMAT, Manifest, Rectangle, StoredFile, StoredShard, StoredTensor
-from .checkpoint_tensors import (
-    DTYPE_NAMES,
-    DTYPES,
-    ChunkedTensor,
-    Piece,
-    Sharded,
-    TensorFile,
-    by_file,
-    fill,
-    write_tensors,
-)
+from .checkpoint_folder import CHUNK, StoredFile, StoredShard, StoredTensor, SyncedFile, decoded, encoded
 from .loop import State
 
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | TrainedRows]) -> StoredFile:
+    """Write a safetensors file in one pass, and return its size and digest."""
+    # Wide types first: then every tensor starts at a multiple of its element size.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+    header, end = {}, 0
+    for name, tensor in ordered:
+        place = [end, end := end + tensor.nbytes]
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with SyncedFile(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            whole = tensor.reshape(1) if isinstance(tensor, Tensor) and tensor.dim() == 0 else tensor
+            count = max(1, CHUNK * whole.shape[0] // max(1, whole.nbytes))
+            for start in range(0, whole.shape[0], count):
+                file.write(_bytes_of(whole[start : start + count].contiguous().cpu()))
+    return file.facts
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+class TensorFile:
+    """A safetensors file to read from; a header that does not fit the file is a ValueError."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.handle = open_regular(path)
+        try:
+            self.size = os.fstat(self.handle).st_size
+            length = int.from_bytes(self._bytes(8, 0), "little")
+            if not 2 <= length <= self.size - 8:
+                raise ValueError(f"{self.name} has a header of {length} bytes in a file of {self.size}")
+            self.start = 8 + length
+            self.header = decode(self._bytes(length, 8))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+    def read(self, key: str, shape: tuple[int, ...], into: Tensor, row: int = 0, column: int = 0) -> None:
+        """Fill a tensor from the one under `key`, which must have that shape, beginning at a row and a column.
+
+        A tensor of two dimensions may be narrower than the stored one, others only have fewer rows.
+        """
+        first = self._first_byte(key, shape, into.dtype)
+        if into.numel() == 0:
+            return
+        if into.dim() == 0:
+            into, shape = into.view(1), (1,)
+        row_bytes = math.prod(shape[1:]) * into.element_size()
+        first += row * row_bytes
+        if into.shape[1:] == shape[1:] and into.is_contiguous() and into.device.type == "cpu":
+            self._read(_bytes_of(into), first)
+            return
+        count = min(into.shape[0], max(1, CHUNK // row_bytes))
+        scratch = torch.empty(count, *shape[1:], dtype=into.dtype)
+        for start in range(0, into.shape[0], count):
+            rows = into[start : start + count]
+            part = scratch[: rows.shape[0]]
+            self._read(_bytes_of(part), first + start * row_bytes)
+            rows.copy_(part if rows.shape == part.shape else part[:, column : column + rows.shape[1]])
+
+    def _first_byte(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Where a tensor starts, once the header is known to state what is expected."""
+        entry = self.header[key]
+        first, end = entry["data_offsets"]
+        if tuple(entry["shape"]) != shape or entry["dtype"] != DTYPE_NAMES[dtype]:
+            raise ValueError(f"{key} in {self.name} is {entry['dtype']} {entry['shape']}, not {dtype} {list(shape)}")
+        if first < 0 or end - first != math.prod(shape) * dtype.itemsize or self.start + end > self.size:
+            raise ValueError(f"{key} in {self.name} cannot be at bytes {first} to {end}")
+        return int(self.start + first)
+
+    def _bytes(self, count: int, at: int) -> bytearray:
+        content = bytearray(count)
+        self._read(memoryview(content), at)
+        return content
+
+    def _read(self, into: memoryview, at: int) -> None:
+        while len(into):
+            count = os.preadv(self.handle, [into[:CHUNK]], at)
+            if count == 0:
+                raise ValueError(f"{self.name} ends at byte {at}")
+            into, at = into[count:], at + count
+
+
+class Piece(NamedTuple):
+    """A tensor, or a rectangle of one, as this process writes it."""
+
+    path: str
+    place: Rectangle
+    key: str
+    tensor: Tensor | TrainedRows
+    sharded: bool = False
 
 
 class Written(NamedTuple):
@@ -62,7 +170,7 @@ class Content:
     @classmethod
     def of(cls, state: State) -> Content:
         content = cls(tree=None, tensors={}, pieces=[])
-        return replace(content, tree=content._value(state, ()))
+        return replace(content, tree=encoded(state, content._take))
 
     def copied(self, copies: dict[str, Tensor]) -> Content:
         """The same in host memory, where training does not change it; from a GPU by copies that overlap, waited for
@@ -70,8 +178,8 @@ class Content:
         once."""
         for piece in self.pieces:
             copy, tensor = copies.get(piece.key), piece.tensor
-            if isinstance(tensor, ChunkedTensor):
-                copies[piece.key] = tensor.copied()
+            if isinstance(tensor, TrainedRows):
+                copies[piece.key] = tensor[:]
                 continue
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
                 copy = copies[piece.key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
@@ -89,34 +197,23 @@ class Content:
     @property
     def tiered_bytes(self) -> int:
         """Those of tables in tiers, which no one has in memory at once."""
-        return sum(piece.tensor.nbytes for piece in self.pieces if isinstance(piece.tensor, ChunkedTensor))
+        return sum(piece.tensor.nbytes for piece in self.pieces if isinstance(piece.tensor, TrainedRows))
 
-    def _value(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, Tensor | Sharded | TableColumns):
-            return {"$tensor": self._take(value, _shown(path))}
-        if isinstance(value, dict):
-            pairs = [(key, self._value(inner, (*path, key))) for key, inner in value.items()]
-            if all(isinstance(key, str) and not key.startswith("$") for key in value):
-                return dict(pairs)
-            if any(not isinstance(key, str | int) or isinstance(key, bool) for key in value):
-                raise TypeError(f"a key in {_shown(path)} is neither a string nor an integer")
-            return {"$pairs": [list(pair) for pair in pairs]}
-        if isinstance(value, list | tuple):
-            return [self._value(inner, (*path, index)) for index, inner in enumerate(value)]
-        if isinstance(value, float):
-            # JSON has no NaN and no infinities.
-            return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-        if value is None or isinstance(value, str | bool | int):
-            return value
-        raise TypeError(f"{_shown(path)} is a {type(value).__name__}, which a checkpoint cannot hold")
-
-    def _take(self, tensor: Tensor | Sharded | TableColumns, path: str) -> str:
+    def _take(self, tensor: Any, path: str) -> bool:
+        """Take a tensor of the state; false for any other value."""
+        if not isinstance(tensor, Tensor | Sharded | TableColumns):
+            return False
         if path in self.tensors:
             raise TypeError(f"two tensors of the state have the path {path}")
+        if tensor.dtype not in DTYPE_NAMES:
+            raise TypeError(f"{path} is a tensor of {tensor.dtype}, which a checkpoint cannot hold")
         initial = None
         if isinstance(tensor, TableColumns):
-            width, initial = math.prod(tensor.shape[1:]), tensor.initial
-            self.pieces.extend(_written_rows(path, tensor, width))
+            width, initial, rows_N = math.prod(tensor.shape[1:]), tensor.initial, tensor.rows()
+            if count := len(rows_N):
+                rows = TrainedRows(tensor, rows_N)
+                self.pieces.append(Piece(path, Rectangle(0, count, 0, 1), f"{path}@rows", rows_N, True))
+                self.pieces.append(Piece(path, Rectangle(0, count, 0, width), f"{path}@values", rows, True))
         elif isinstance(tensor, Sharded):
             width = tensor.width
             for place, part, written in tensor.shards:
@@ -124,112 +221,53 @@ class Content:
                     key = f"{path}@{place.first_row},{place.first_column}"
                     self.pieces.append(Piece(path, place, key, part.detach(), True))
         else:
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-                raise TypeError(f"{path} is not a dense tensor, which a checkpoint cannot hold")
-            tensor = tensor.detach().resolve_conj().resolve_neg()
             place = _whole(tuple(tensor.shape))
             width = place.columns
-            self.pieces.append(Piece(path, place, path, tensor))
-        if tensor.dtype not in DTYPE_NAMES:
-            raise TypeError(f"{path} is a tensor of {tensor.dtype}, which a checkpoint cannot hold")
+            self.pieces.append(Piece(path, place, path, tensor.detach()))
         dtype = DTYPE_NAMES[tensor.dtype]
         self.tensors[path] = StoredTensor(shape=tuple(tensor.shape), dtype=dtype, width=width, initial=initial)
-        return path
+        return True
 
     def write(self, folder: Path, *, rank: int = 0) -> Written:
-        """Write the tensors into synced files of this rank; those that are not sharded are rank 0's."""
-        written = Written({}, {})
-        own = [piece for piece in self.pieces if piece.sharded or not rank]
-        for number, pieces in enumerate(by_file(own)):
-            name = f"rank{rank}-{number:05d}.safetensors"
-            written.files[name] = write_tensors(folder / name, {piece.key: piece.tensor for piece in pieces})
-            for piece in pieces:
-                shard = StoredShard(file=name, key=piece.key, place=piece.place)
-                written.shards.setdefault(piece.path, []).append(shard)
+        """Write the tensors into a synced file of this rank; those that are not sharded are rank 0's."""
+        written, name = Written({}, {}), f"rank{rank}-00000.safetensors"
+        if own := [piece for piece in self.pieces if piece.sharded or not rank]:
+            written.files[name] = write_tensors(folder / name, {piece.key: piece.tensor for piece in own})
+        for piece in own:
+            shard = StoredShard(file=name, key=piece.key, place=piece.place)
+            written.shards.setdefault(piece.path, []).append(shard)
         return written
-
-    def manifest(self, written: list[Written], *, step: int, best: bool, when: str) -> Manifest:
-        """The manifest of the state, from what all ranks wrote."""
-        for path, tensor in self.tensors.items():
-            tensor.shards = tuple(shard for each in written for shard in each.shards.get(path, []))
-        return Manifest(
-            format=FORMAT,
-            step=step,
-            best=best,
-            when=when,
-            files={name: facts for each in written for name, facts in each.files.items()},
-            tensors=self.tensors,
-            state=self.tree,
-        )
-
-
-def _written_rows(path: str, columns: TableColumns, width: int) -> Iterator[Piece]:
-    """The numbers of rows and their values, which are read when they are written: a copy of all may not fit into
-    memory."""
-    rows_N = columns.rows()
-    if len(rows_N):
-        yield Piece(path, Rectangle(0, len(rows_N), 0, 1), f"{path}@rows", rows_N, True)
-        values = ChunkedTensor(
-            shape=(len(rows_N), *columns.shape[1:]),
-            dtype=columns.dtype,
-            read=lambda start, stop: columns.values(rows_N[start:stop]),
-        )
-        yield Piece(path, Rectangle(0, len(rows_N), 0, width), f"{path}@values", values, True)
 
 
 def _whole(shape: tuple[int, ...]) -> Rectangle:
     return Rectangle(0, shape[0] if shape else 1, 0, math.prod(shape[1:]))
 
 
-def _shown(path: tuple[Any, ...]) -> str:
-    return "/".join(map(str, path)) or "the state"
-
-
 @dataclass(frozen=True)
 class StateReader:
-    """Reads a state whose digests hold; a manifest or a header that makes no sense is some error."""
+    """Reads a state whose digests hold; a description or a header that makes no sense is some error."""
 
     folder: Path
-    manifest: Manifest
+    files: Mapping[str, StoredFile]
+    tensors: Mapping[str, StoredTensor]
     _open: dict[str, TensorFile] = field(default_factory=dict)
-    _read: set[str] = field(default_factory=set)
-    """Tensors that were read: a few bytes of a state must not name one a thousand times."""
 
-    def read(self, into: Any = None) -> Any:
+    def read(self, tree: Any, into: Any = None) -> Any:
         """The state; its tensors are those of `into`, where that has one of the same path, shape and dtype."""
         for columns in table_columns(into):
             if columns.written():
                 columns.clear()
         try:
-            return self._value(self.manifest.state, into)
+            return decoded(tree, into, self._tensor)
         finally:
             for file in self._open.values():
                 file.close()
 
-    def _value(self, value: Any, into: Any) -> Any:
-        if isinstance(value, list):
-            targets = into[: len(value)] if isinstance(into, list | tuple) else []
-            return [self._value(inner, target) for inner, target in itertools.zip_longest(value, targets)]
-        if not isinstance(value, dict):
-            return value
-        if "$tensor" in value:
-            path = value["$tensor"]
-            if path in self._read:
-                raise ValueError(f"the state has {path!r} twice")
-            self._read.add(path)
-            return self._tensor(path, into)
-        if "$float" in value:
-            return _NOT_FINITE[value["$float"]]
-        into = into if isinstance(into, dict) else {}
-        pairs = value["$pairs"] if "$pairs" in value else value.items()
-        return {key: self._value(inner, into.get(key)) for key, inner in pairs}
-
     def _tensor(self, path: str, into: Any) -> Tensor | Sharded | TableColumns:
-        about = self.manifest.tensors[path]
+        about = self.tensors[path]
         shape, dtype, some_rows = about.shape, DTYPES[about.dtype], about.initial is not None
-        self._require_sense(about, dtype)
-        in_place = isinstance(into, Sharded | TableColumns) or (some_rows and isinstance(into, Tensor))
-        if in_place and (tuple(into.shape) != shape or into.dtype != dtype):
+        alike = isinstance(into, Tensor | Sharded | TableColumns) and (tuple(into.shape), into.dtype) == (shape, dtype)
+        if not alike and (isinstance(into, Sharded | TableColumns) or (some_rows and isinstance(into, Tensor))):
             # Nothing fits: a tensor that only has a shape says so to whoever compares.
             return torch.empty(shape, dtype=dtype, device="meta")
         if isinstance(into, TableColumns):
@@ -239,28 +277,17 @@ class StateReader:
             for shard in into.shards:
                 self._fill(about, shard.tensor, shard.place)
             return into
-        tensor: Tensor
-        if _fits(into, shape, dtype):
-            tensor = into.detach()
+        if alike:
+            tensor: Tensor = into.detach()
         else:
             nbytes = math.prod(shape) * dtype.itemsize
             if some_rows and nbytes > available_bytes():
                 raise MemoryError(f"{path} of {size(nbytes)} does not fit into memory")
+            if not some_rows and nbytes > sum(file.bytes for file in self.files.values()):
+                raise ValueError(f"a tensor of shape {shape} is larger than the files of this checkpoint")
             tensor = torch.empty(shape, dtype=dtype)
         self._fill(about, tensor, _whole(shape)._replace(columns=about.width))
         return tensor
-
-    def _require_sense(self, about: StoredTensor, dtype: torch.dtype) -> None:
-        if about.initial is None:
-            if math.prod(about.shape) * dtype.itemsize > sum(file.bytes for file in self.manifest.files.values()):
-                raise ValueError(f"a tensor of shape {about.shape} is larger than the files of this checkpoint")
-            return
-        if len(about.shape) not in (1, 2) or min(about.shape) < 1:
-            raise ValueError(f"a table cannot have the shape {about.shape}")
-        # Of each process that trained rows their numbers and their values.
-        counts = [shard.place.rows for shard in about.shards]
-        if counts[::2] != counts[1::2] or any(count < 1 for count in counts):
-            raise ValueError("a table has no valid number of rows")
 
     def _load(self, about: StoredTensor, into: TableColumns) -> None:
         """Load rows into a table in tiers, in which none was written yet; of a whole tensor those that do not have
@@ -271,48 +298,71 @@ class StateReader:
             for rows_n, values in self._chunks(about):
                 into.load(rows_n, values)
             return
-        fill, size = initial_rows(into.initial, into.shape), _rows_at_a_time(into.shape, into.dtype)
-        starts = [(start, block) for block in into.blocks for start in range(block.first_row, block.end, size)]
+        fill, count = initial_rows(into.initial, into.shape), _rows_at_a_time(into.shape, into.dtype)
+        starts = [(start, block) for block in into.blocks for start in range(block.first_row, block.end, count)]
         for start, block in starts:
-            values = torch.empty(min(size, block.end - start), *into.shape[1:], dtype=into.dtype)
+            values = torch.empty(min(count, block.end - start), *into.shape[1:], dtype=into.dtype)
             initial = torch.empty_like(values)
             self._fill(about, values, Rectangle(start, len(values), 0, about.width))
             fill(initial, start)
-            differs_n = (_bits(values) != _bits(initial)).any(dim=1)
+            bits, initial_bits = (one.reshape(len(one), -1).view(torch.uint8) for one in (values, initial))
+            differs_n = (bits != initial_bits).any(dim=1)
             if differs_n.any():
                 into.load(differs_n.nonzero().flatten() + start, values[differs_n])
 
     def _fill(self, about: StoredTensor, out: Tensor, place: Rectangle) -> None:
         """Fill a plain tensor, the rectangle of this one at `place`; where some rows are stored, over initial ones."""
         if about.initial is not None:
-            _fill_rectangle_(out, place, initial_rows(about.initial, about.shape), about.shape)
-            columns = slice(place.first_column, place.first_column + place.columns)
-            for rows_n, values in self._chunks(about):
-                # They are ascending.
-                first, stop = torch.searchsorted(rows_n, torch.tensor([place.first_row, place.first_row + place.rows]))
-                own = values[first:stop, columns] if out.dim() == 2 else values[first:stop]
-                out.index_copy_(0, (rows_n[first:stop] - place.first_row).to(out.device), own.to(out.device))
+            self._fill_some(about, out, place)
             return
-        shards: Sequence[StoredShard] = about.shards
-        if len(shards) == 1 and shards[0].place == place:
-            self._file(shards[0].file).read(shards[0].key, about.shape, out)
+        stored = [(shard, Rectangle(*shard.place)) for shard in about.shards]
+        if len(stored) == 1 and stored[0][1] == place:
+            self._file(stored[0][0].file).read(stored[0][0].key, about.shape, out)
             return
         if len(about.shape) == 1 and about.width == 1:
             # One process wrote the numbers of rows without knowing how wide those are.
             stop = place.first_column + place.columns
-            shards = [structs.replace(shard, place=shard.place._replace(columns=stop)) for shard in shards]
-        fill(place, out, shards, self._read_shard)
+            stored = [(shard, whole._replace(columns=stop)) for shard, whole in stored]
+        sources = [(shard, whole, common) for shard, whole in stored if (common := whole.overlap(place)).area]
+        if sum(common.area for _, _, common in sources) != place.area:
+            raise ValueError(f"rows {place.first_row} to {place.first_row + place.rows} are incomplete or stored twice")
+        means = out.dim() == 1 and any(common.columns != place.columns for _, _, common in sources)
+        # In float64, so that the mean of equal numbers is that number to the bit.
+        means_R = torch.zeros(place.rows if means else 0, dtype=torch.float64)
+        for shard, whole, common in sources:
+            row, column = common.first_row - place.first_row, common.first_column - place.first_column
+            part = torch.empty(common.rows, dtype=out.dtype) if means else out[row : row + common.rows]
+            if out.dim() == 2:
+                part = part[:, column : column + common.columns]
+            begin = common.first_row - whole.first_row, common.first_column - whole.first_column
+            self._file(shard.file).read(shard.key, (whole.rows, whole.columns)[: out.dim()], part, *begin)
+            if means:
+                means_R[row : row + common.rows] += part.double() * (common.columns / place.columns)
+        if means:
+            out.copy_(means_R)
 
-    def _read_shard(self, shard: StoredShard, into: Tensor, row: int, column: int) -> None:
-        shape = (shard.place.rows, shard.place.columns)[: into.dim()]
-        self._file(shard.file).read(shard.key, shape, into, row, column)
+    def _fill_some(self, about: StoredTensor, out: Tensor, place: Rectangle) -> None:
+        assert about.initial is not None
+        fill, count = initial_rows(about.initial, about.shape), _rows_at_a_time(about.shape, out.dtype)
+        columns = (slice(place.first_column, place.first_column + place.columns),) if out.dim() == 2 else ()
+        for start in range(0, place.rows, count):
+            part = out[start : start + count]
+            scratch = torch.empty(len(part), *about.shape[1:], dtype=out.dtype, device=out.device)
+            fill(scratch, place.first_row + start)
+            part.copy_(scratch[:, *columns])
+        for rows_n, values in self._chunks(about):
+            # They are ascending.
+            first, stop = torch.searchsorted(rows_n, torch.tensor([place.first_row, place.first_row + place.rows]))
+            own = values[first:stop, *columns]
+            out.index_copy_(0, (rows_n[first:stop] - place.first_row).to(out.device), own.to(out.device))
 
     def _chunks(self, about: StoredTensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The stored rows of a table and their values, a chunk at a time."""
         shape, dtype = about.shape, DTYPES[about.dtype]
         step = _rows_at_a_time(shape, dtype)
-        for numbers, values in zip(about.shards[::2], about.shards[1::2]):
-            count, last = numbers.place.rows, -1
+        # Of each process that trained rows their numbers and their values.
+        for numbers, values in zip(about.shards[::2], about.shards[1::2], strict=True):
+            count, last = numbers.place[1], -1
             for start in range(0, count, step):
                 rows_n = torch.empty(min(step, count - start), dtype=torch.int64)
                 values_n = torch.empty(len(rows_n), *shape[1:], dtype=dtype)
@@ -325,7 +375,7 @@ class StateReader:
                 yield rows_n, values_n
 
     def _file(self, name: str) -> TensorFile:
-        if name not in self.manifest.files:
+        if name not in self.files:
             raise ValueError(f"{name!r} is not a file of this checkpoint")
         if name not in self._open:
             self._open[name] = TensorFile(self.folder / name)
@@ -334,30 +384,4 @@ class StateReader:
 
 def _rows_at_a_time(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """How many rows of a tensor are a chunk."""
-    return min(shape[0], max(1, tensors.CHUNK // (dtype.itemsize * (shape[1] if len(shape) == 2 else 1))))
-
-
-def _fill_rectangle_(out: Tensor, place: Rectangle, fill: Fill, shape: tuple[int, ...]) -> None:
-    """Fill the rectangle of a table at `place` with initial rows."""
-    if out.is_contiguous() and out.shape[1:] == shape[1:]:
-        fill(out, place.first_row)
-        return
-    size = _rows_at_a_time(shape, out.dtype)
-    for start in range(0, place.rows, size):
-        part = out[start : start + size]
-        scratch = torch.empty(len(part), *shape[1:], dtype=out.dtype, device=out.device)
-        fill(scratch, place.first_row + start)
-        columns = slice(place.first_column, place.first_column + place.columns)
-        part.copy_(scratch if out.dim() == 1 else scratch[:, columns])
-
-
-def _bits(rows: Tensor) -> Tensor:
-    return rows.reshape(len(rows), -1).view(torch.uint8)
-
-
-def _fits(tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether a tensor can be read into: each element needs a place of its own, those of an expanded one share one."""
-    if not isinstance(tensor, Tensor) or tensor.shape != shape or tensor.dtype != dtype:
-        return False
-    separate = all(stride or size < 2 for size, stride in zip(shape, tensor.stride()))
-    return separate and tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg()
+    return min(shape[0], max(1, CHUNK // (dtype.itemsize * (shape[1] if len(shape) == 2 else 1))))

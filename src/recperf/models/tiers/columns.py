@@ -1,13 +1,14 @@
-"""Columns of tables in tiers as a leaf of a state: what a checkpoint reads, and loads again.
+"""Leaves of a state that are no plain tensors: columns of tables in tiers, and tensors that ranks hold in rectangles of
+rows and columns. A checkpoint reads them, and loads them again.
 
-Shapes: R rows of the tensor, N rows among them.
+Shapes: R rows of the tensor, D its width, N rows among them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -106,6 +107,29 @@ class TableColumns:
         self.tiers.clear()
 
 
+@dataclass(frozen=True, eq=False)
+class TrainedRows:
+    """The values of rows in tiers, read when they are written: a copy of all may not fit into memory."""
+
+    columns: TableColumns
+    rows_N: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.columns.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.rows_N), *self.columns.shape[1:]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return self.columns.values(self.rows_N[rows])
+
+
 def whole_columns(tiers: TieredRows, columns: slice, initial: dict[str, Any], *, flat: bool = False) -> TableColumns:
     """Columns of all tables in tiers, stacked; `flat`: as a tensor of one dimension."""
     rows = sum(tiers.tables.values())
@@ -122,3 +146,70 @@ def require_read(leaf: Any) -> None:
     """Refuse a tensor in place of columns into which a checkpoint was read."""
     if not isinstance(leaf, TableColumns):
         raise TypeError("the rows of this model lie in tiers, into which they were not read")
+
+
+class Rectangle(NamedTuple):
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.columns
+
+    def overlap(self, other: Rectangle) -> Rectangle:
+        """The rectangle that is in both; it may be empty."""
+        row, column = max(self.first_row, other.first_row), max(self.first_column, other.first_column)
+        rows = min(self.first_row + self.rows, other.first_row + other.rows) - row
+        columns = min(self.first_column + self.columns, other.first_column + other.columns) - column
+        return Rectangle(row, max(0, rows), column, max(0, columns))
+
+
+class Shard(NamedTuple):
+    """A rectangle of a tensor in this process."""
+
+    place: Rectangle
+    tensor: Tensor
+    written: bool = True
+    """Whether this process saves it; of copies on every rank only one does."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sharded:
+    """A tensor that several ranks hold together. What they write covers the whole, and none of it twice."""
+
+    shape: tuple[int, ...]
+    """Of the whole: R and D, or R where there is one number for each row."""
+    width: int
+    """D."""
+    shards: Sequence[Shard]
+    """The rectangles in this process; loading a state fills them."""
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in this process."""
+        return sum(shard.tensor.nbytes for shard in self.shards)
+
+
+def stacked(tensors: Sequence[Sharded | TableColumns]) -> Sharded | TableColumns:
+    """Tensors of one width, one below the other, as one; all of them are in tiers, or none."""
+    shards: list[Shard] = []
+    blocks: list[RowBlock] = []
+    rows = 0
+    for tensor in tensors:
+        if isinstance(tensor, Sharded):
+            moved = (shard.place._replace(first_row=shard.place.first_row + rows) for shard in tensor.shards)
+            shards += [shard._replace(place=place) for shard, place in zip(tensor.shards, moved)]
+        else:
+            blocks += [block._replace(first_row=block.first_row + rows) for block in tensor.blocks]
+        rows += tensor.shape[0]
+    first, shape = tensors[0], (rows, *tensors[0].shape[1:])
+    if isinstance(first, Sharded):
+        return replace(first, shape=shape, shards=shards)
+    initial = first.initial
+    if initial["kind"] != "zero":
+        parts = [{"rows": one.shape[0], "initial": one.initial} for one in tensors if not isinstance(one, Sharded)]
+        initial = {"kind": "stacked", "parts": parts}
+    return replace(first, shape=shape, blocks=blocks, initial=initial)
