@@ -94,7 +94,7 @@ class RatesTower(nn.Module):
 
     def blended(self, logits_B1: Tensor, rates_BF: Tensor) -> Tensor:
         """Logits of the whole model with the regression; training knows nothing of it."""
-        return logits_B1 * self.added[0] + self.added[1] + (rates_BF @ self.added[2:]).unsqueeze(1)
+        return logits_B1 * self.added[0] + self.added[1] + (rates_BF @ self.added[2:]).unsqueeze(-1)
 
     def forward(self, rates_BF: Tensor) -> Tensor:
         logits_B1: Tensor = self.linear(rates_BF) + self.encoder(rates_BF)

@@ -1,16 +1,14 @@
-"""The dense part of a trained DLRMv4 in plain torch: on histories padded to one length, which `torch.export` can trace,
-and on one history with many candidates.
+"""The dense part of a trained DLRMv4 in plain torch, on histories padded to one length, which `torch.export` can trace.
+Candidates may share a history: each of them is the last token of a row of its own.
 
 A row has its context tokens, its history at the end of `length` places, and its candidate. Places before a history are
 hidden from attention. Computes in float32, whatever the precision of training.
 
-Shapes: B samples, L places for a history, C context tokens or candidates of one history, T tokens, W and D width of a
-table row and of a token, H heads, A and V width of a query and a value, F running rates.
+Shapes: B histories, L places for a history, C context tokens, T tokens of context and history, K candidates of a
+history, W and D width of a table row and of a token, F running rates.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -67,41 +65,43 @@ class PaddedDLRMv4(nn.Module):
         query_times_B: Tensor,
         rates_BF: Tensor | None = None,
     ) -> Tensor:
-        """One logit per sample."""
-        config, width = self.config, self.config.table_dim
+        """One logit per sample; with [B, K, ...] candidates and rates one for each of these."""
+        config, single = self.config, candidate_BW3.dim() == 2
+        candidate_BKW = candidate_BW3.unsqueeze(1) if single else candidate_BW3
+        length, context, scale = times_BL.shape[1], config.context_tokens, config.scale
+        positions_TD = self.position_weight[self.positions(length)]
+        ages_BTD = self.time_weight[self.ages(times_BL, query_times_B)]
         context_CBD = torch.baddbmm(self.context_bias.unsqueeze(1), context_BCW.transpose(0, 1), self.context_weight)
         history_BLD = self.entity(item_BLW, artist_BLW, album_BLW) + self.actions(actions_BL)
-        item_BW, artist_BW, album_BW = torch.split(candidate_BW3, width, 1)
-        candidate_BD = self.entity(item_BW, artist_BW, album_BW) + encoded(self.action, self.candidate_action)
-        x_BTD = torch.cat([context_CBD.transpose(0, 1), history_BLD, candidate_BD.unsqueeze(1)], 1) * config.scale
-        length, context = times_BL.shape[1], config.context_tokens
-        x_BTD = (
-            x_BTD + self.position_weight[self.positions(length)] + self.time_weight[self.ages(times_BL, query_times_B)]
-        )
-        tokens_BTD = x_BTD
-        tokens_B1 = (lengths_B + context + 1).unsqueeze(1)
-        place_T = torch.arange(context + length + 1, device=times_BL.device)
+        history_BTD = torch.cat([context_CBD.transpose(0, 1), history_BLD], 1) * scale
+        history_BTD = history_BTD + positions_TD[:-1] + ages_BTD[:, :-1]
+        candidate_BKD = self.entity(*torch.split(candidate_BKW, config.table_dim, 2))
+        candidate_BKD = (candidate_BKD + encoded(self.action, self.candidate_action)) * scale
+        candidate_BKD = candidate_BKD + positions_TD[-1] + ages_BTD[:, -1:]
+        place_T = torch.arange(context + length, device=times_BL.device)
         there_BT = (place_T < context) | (place_T >= length + context - lengths_B.unsqueeze(1))
-        seen_BTT = there_BT.unsqueeze(1) & (place_T.unsqueeze(1) >= place_T)
-        divisor = config.hstu.max_length if config.hstu.attention_scale == "fixed" else tokens_B1.max()
+        fixed = config.hstu.attention_scale == "fixed"
+        divisor = config.hstu.max_length if fixed else (lengths_B + context + 1).max()
+        x_BTD, x_BKD = history_BTD, candidate_BKD
         for layer in self.hstu.layers:
             assert isinstance(layer, STULayer)
-            x_BTD = stu(layer, x_BTD, seen_BTT, divisor)
-        features = torch.cat([x_BTD[:, -1], time_features(query_times_B)], 1)
-        user_BD = self.combine_norm(self.combine(features))
-        product_BD = user_BD * encoded(self.item_tower, candidate_BW3)
-        logits_B1 = encoded(self.head, torch.cat([product_BD, *self.last_events(tokens_BTD, there_BT)], 1))
+            x_BTD, x_BKD = stu(layer, x_BTD, x_BKD, there_BT, divisor)
+        times_BKP = time_features(query_times_B).unsqueeze(1).expand(-1, x_BKD.shape[1], -1)
+        user_BKD = self.combine_norm(self.combine(torch.cat([x_BKD, times_BKP], 2)))
+        features = [user_BKD * encoded(self.item_tower, candidate_BKW)]
+        if config.recent:
+            # The newest first, with zeros where there are fewer.
+            events_BND = (history_BTD * there_BT.unsqueeze(2))[:, context:].flip(1)[:, : config.recent]
+            events_BND = F.pad(events_BND, (0, 0, 0, config.recent - events_BND.shape[1]))
+            events_BKE = events_BND.flatten(1).unsqueeze(1).expand(-1, x_BKD.shape[1], -1)
+            features.append(encoded(self.recent, torch.cat([candidate_BKD, events_BKE], 2)))
+        logits_BK1 = encoded(self.head, torch.cat(features, 2))
         if rates_BF is not None:
-            logits_B1 = logits_B1 + self.rates.linear(rates_BF) + encoded(self.rates.encoder, rates_BF)
-            logits_B1 = self.rates.blended(logits_B1, rates_BF)
-        return logits_B1.squeeze(1)
-
-    def last_events(self, tokens_BTD: Tensor, there_BT: Tensor) -> tuple[Tensor, ...]:
-        """The candidate and the last events as one vector, where the model reads them directly."""
-        if not self.config.recent:
-            return ()
-        places = [-1 - back for back in range(self.config.recent + 1)]
-        return (encoded(self.recent, (tokens_BTD * there_BT.unsqueeze(2))[:, places].flatten(1)),)
+            rates_BKF = rates_BF.unsqueeze(1) if single else rates_BF
+            logits_BK1 = logits_BK1 + self.rates.linear(rates_BKF) + encoded(self.rates.encoder, rates_BKF)
+            logits_BK1 = self.rates.blended(logits_BK1, rates_BKF)
+        logits_BK = logits_BK1.squeeze(2)
+        return logits_BK.squeeze(1) if single else logits_BK
 
     def entity(self, item: Tensor, artist: Tensor, album: Tensor) -> Tensor:
         return encoded(self.content, item) + encoded(self.extra, torch.cat([artist, album], -1))
@@ -131,10 +131,19 @@ def encoded(encoder: Encoder, x: Tensor) -> Tensor:
     return out if encoder.second_norm is None else encoder.second_norm(out)
 
 
-def stu(layer: STULayer, x_BTD: Tensor, seen_BTT: Tensor, divisor: int | Tensor) -> Tensor:
-    u_BTE, v_BHTV, q_BHTA, k_BHTA = projected(layer, x_BTD)
-    scores = F.silu((q_BHTA * layer.config.qk_dim**-0.5) @ k_BHTA.transpose(2, 3)) * seen_BTT.unsqueeze(1)
-    return gated(layer, x_BTD, u_BTE, ((scores @ v_BHTV) / divisor).transpose(1, 2).flatten(2))
+def stu(
+    layer: STULayer, x_BTD: Tensor, x_BKD: Tensor, there_BT: Tensor, divisor: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """A layer's outputs of history and candidates: events see those before them, a candidate all of them and itself."""
+    alpha, there_B11T = layer.config.qk_dim**-0.5, there_BT[:, None, None]
+    (u, v, q, k), (own_u, own_v, own_q, own_k) = (projected(layer, x) for x in (x_BTD, x_BKD))
+    within = (F.silu((q * alpha) @ k.transpose(2, 3)) * there_B11T).tril() @ v
+    across = F.silu((own_q * alpha) @ k.transpose(2, 3)) * there_B11T @ v
+    across = across + F.silu((own_q * alpha * own_k).sum(3, keepdim=True)) * own_v
+    return (
+        gated(layer, x_BTD, u, (within / divisor).transpose(1, 2).flatten(2)),
+        gated(layer, x_BKD, own_u, (across / divisor).transpose(1, 2).flatten(2)),
+    )
 
 
 def projected(layer: STULayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -157,9 +166,10 @@ def gated(layer: STULayer, x: Tensor, u: Tensor, attention: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def padded_inputs(model: DLRMv4, batch: HistoryBatch) -> dict[str, Tensor]:
-    """The arguments of `PaddedDLRMv4` for a batch: embeddings looked up, histories padded to the model's longest."""
-    config, length = model.config, model.config.max_history
+def padded_inputs(model: DLRMv4, batch: HistoryBatch, length: int | None = None) -> dict[str, Tensor]:
+    """The arguments of `PaddedDLRMv4` for a batch: embeddings looked up, histories padded to a length, by default to
+    the model's longest."""
+    config, length = model.config, model.config.max_history if length is None else length
     lengths_B, offsets_B1 = batch.history_offsets_B1.diff(), batch.history_offsets_B1
     place_L = torch.arange(length, device=lengths_B.device)
     at_BL = offsets_B1[1:].unsqueeze(1) - length + place_L
@@ -199,65 +209,3 @@ def can_share(model: DLRMv4) -> bool:
     # Tables in tiers or on several ranks are no tensors of all rows.
     plain &= type(model.tables) is DLRMv4Tables
     return plain and all(config.table_rows[name] == 1 for name in crosses)
-
-
-class SharedHistory(PaddedDLRMv4):
-    """Has the parameters of a model, and scores candidates in plain torch."""
-
-    @torch.no_grad()
-    def logits(self, row: Mapping[str, Tensor], candidate_CW3: Tensor, rates_CF: Tensor | None) -> Tensor:
-        """Logits of candidates, given by their embeddings; `row` has the arguments of `forward` for one sample, of
-        which the candidate is ignored."""
-        config = self.config
-        history_TD = self.history(row)
-        item_CW, artist_CW, album_CW = torch.split(candidate_CW3, config.table_dim, 1)
-        # The age of a candidate is 0, as that of its query.
-        query_1 = row["query_times_B"]
-        place_D = (
-            self.position_weight[config.context_tokens] + self.time_weight[self.ages(query_1[:, None], query_1)[0, -1]]
-        )
-        candidate = self.entity(item_CW, artist_CW, album_CW) + encoded(self.action, self.candidate_action)
-        tokens_CD = candidate * config.scale + place_D
-        x_TD, x_CD = history_TD, tokens_CD
-        for layer in self.hstu.layers:
-            assert isinstance(layer, STULayer)
-            x_TD, x_CD = self._layer(layer, x_TD, x_CD)
-        times = time_features(query_1).expand(len(x_CD), -1)
-        user_CD = self.combine_norm(self.combine(torch.cat([x_CD, times], 1)))
-        features = [user_CD * encoded(self.item_tower, candidate_CW3)]
-        if config.recent:
-            events_TD = history_TD[config.context_tokens :].flip(0)[: config.recent]
-            events_KD = F.pad(events_TD, (0, 0, 0, config.recent - len(events_TD)))
-            recent = torch.cat([tokens_CD, events_KD.flatten().expand(len(tokens_CD), -1)], 1)
-            features.append(encoded(self.recent, recent))
-        logits_C1 = encoded(self.head, torch.cat(features, 1))
-        if rates_CF is not None:
-            logits_C1 = logits_C1 + self.rates.linear(rates_CF) + encoded(self.rates.encoder, rates_CF)
-            logits_C1 = self.rates.blended(logits_C1, rates_CF)
-        return logits_C1.squeeze(1)
-
-    def history(self, row: Mapping[str, Tensor]) -> Tensor:
-        """The tokens of context and history."""
-        config, length = self.config, int(row["lengths_B"])
-        places = row["times_BL"].shape[1]
-        item, artist, album, actions = (
-            row[name][:, places - length :] for name in ("item_BLW", "artist_BLW", "album_BLW", "actions_BL")
-        )
-        context = torch.baddbmm(self.context_bias.unsqueeze(1), row["context_BCW"].transpose(0, 1), self.context_weight)
-        history = self.entity(item, artist, album) + self.actions(actions)
-        ages_T = self.ages(row["times_BL"][:, places - length :], row["query_times_B"])[0, :-1]
-        tokens_TD = torch.cat([context.squeeze(1), history.squeeze(0)]) * config.scale
-        return tokens_TD + self.position_weight[self.positions(length)[:-1]] + self.time_weight[ages_T]
-
-    def _layer(self, layer: STULayer, x_TD: Tensor, x_CD: Tensor) -> tuple[Tensor, Tensor]:
-        config = layer.config
-        (u_TE, v_HTV, q_HTA, k_HTA), (u_CE, v_HCV, q_HCA, k_HCA) = (projected(layer, x) for x in (x_TD, x_CD))
-        alpha, length = config.qk_dim**-0.5, config.max_length
-        within_HTT = F.silu(alpha * q_HTA @ k_HTA.transpose(1, 2)).tril()
-        across_HCT = F.silu(alpha * q_HCA @ k_HTA.transpose(1, 2))
-        own_HC1 = F.silu(alpha * (q_HCA * k_HCA).sum(2, keepdim=True))
-        of_history, of_candidates = within_HTT @ v_HTV / length, (across_HCT @ v_HTV + own_HC1 * v_HCV) / length
-        return (
-            gated(layer, x_TD, u_TE, of_history.transpose(0, 1).flatten(1)),
-            gated(layer, x_CD, u_CE, of_candidates.transpose(0, 1).flatten(1)),
-        )

@@ -32,7 +32,7 @@ from ...data.yambda.schema import ANCHORS, DAY_S, DRAWN, HISTORY, LISTEN_PLUS, R
 from ...data.yambda.store import EventStore, Queries
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
-from ...models.dlrm_v4.padded import SharedHistory, can_share, padded_inputs
+from ...models.dlrm_v4.padded import PaddedDLRMv4, can_share, padded_inputs
 from ...stop import poll
 from ...train import baselines
 from ...train.baselines import regression
@@ -136,7 +136,7 @@ def _sharing(model: DLRMv4, histories: Histories, queries: Queries) -> Tensor:
     same = [getattr(queries, name) for name in ("users_B", "ends_B", "times_B", "organic_B")]
     differs_B = np.any([column[1:] != column[:-1] for column in same], axis=0)
     edges = [0, *(np.flatnonzero(differs_B) + 1).tolist(), len(queries)]
-    shared, device = SharedHistory(model), model.position_weight.device
+    shared, device = PaddedDLRMv4(model), model.position_weight.device
     without_rates = Histories(histories.store, histories.config)
 
     def gathered(part: Queries) -> tuple[HistoryBatch, Tensor, Tensor | None]:
@@ -155,8 +155,11 @@ def _sharing(model: DLRMv4, histories: Histories, queries: Queries) -> Tensor:
         poll()
         rows = zip(HISTORY, items_C3.to(device).T)
         candidate = [model.tables.table(name)[ids_C % model.config.table_rows[name]] for name, ids_C in rows]
-        row = padded_inputs(model, batch.to(device))
-        logits.append(shared.logits(row, torch.cat(candidate, 1), None if rates_CF is None else rates_CF.to(device)))
+        row = padded_inputs(model, batch.to(device), int(batch.history_offsets_B1[-1]))
+        row["candidate_BW3"] = torch.cat(candidate, 1)[None]
+        if rates_CF is not None:
+            row["rates_BF"] = rates_CF.to(device)[None]
+        logits.append(shared(**row)[0])
     return torch.cat(logits).cpu()
 
 
