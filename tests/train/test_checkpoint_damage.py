@@ -98,43 +98,23 @@ def refused(folder: Path, reason: str) -> None:
     assert "\n" not in notices[0]
 
 
-def header(text: bytes) -> bytes:
-    return len(text).to_bytes(8, "little") + text
-
-
-def test_forged_tensor_files_are_refused(two: Path) -> None:
+def test_forged_files_are_refused(two: Path) -> None:
+    """A header that is none or names other bytes, and a manifest that names other files, sizes or places."""
     file = two / FILE
-    content = file.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    entries, data = json.loads(content[8 : 8 + length]), content[8 + length :]
-
-    def forged(**changes: Any) -> bytes:
-        return header(json.dumps({**entries, "table": {**entries["table"], **changes}}).encode()) + data
-
-    beyond = [at + 1_000_000 for at in entries["table"]["data_offsets"]]
+    manifest, content = (two / "manifest.json").read_bytes(), file.read_bytes()
+    moved = content.replace(b'"data_offsets": [0, ', b'"data_offsets": [8, ', 1)
     for changed, reason in [
-        (b"", "is larger than the files of this checkpoint"),
         (b"nonsense" + content, "has a header of"),
-        ((2**63).to_bytes(8, "little") + content[8:], "has a header of 9223372036854775808 bytes"),
-        (header(b"[]") + data, "it cannot be read: TypeError"),
-        (header(b"{}") + data, "it cannot be read: KeyError"),
-        (header(b"{nonsense}") + data, "it cannot be read: DecodeError"),
+        (content[:8] + content[8:].replace(b"F32", b"I32", 1), "is I32 [20000], not torch.float32"),
         (content[:-100], "cannot be at bytes"),
-        (forged(shape=[10_000]), "is F32 [10000], not torch.float32 [20000]"),
-        (forged(dtype="I32"), "is I32 [20000], not torch.float32"),
-        (forged(data_offsets=beyond), f"table in {file.name} cannot be at bytes {beyond[0]}"),
-        (forged(data_offsets=[-8, 79_992]), "cannot be at bytes -8"),
-        (forged(data_offsets=["0", "80000"]), "it cannot be read: TypeError"),
+        (moved, "cannot be at bytes 8"),
     ]:
         file.write_bytes(changed)
         rewritten(two)
         refused(two, reason)
-
-
-def test_forged_manifests_are_refused(two: Path) -> None:
-    manifest = (two / "manifest.json").read_bytes()
+    file.write_bytes(content)
     secret = two.parent / "secret.safetensors"
-    shutil.copy(two / FILE, secret)
+    shutil.copy(file, secret)
     facts = {"bytes": secret.stat().st_size, "sha256": sha256(secret)}
 
     def shard(**changes: Any) -> Callable[[dict[str, Any]], None]:
@@ -143,17 +123,11 @@ def test_forged_manifests_are_refused(two: Path) -> None:
     changes: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
         (lambda body: body["files"].update({"../secret.safetensors": facts}), "invalid file '../secret.safetensors'"),
         (lambda body: body["files"].update({str(secret): facts}), "has an invalid file"),
-        (lambda body: body["files"].update({FILE: 3}), "should be an object, is 3"),
         (shard(file="../secret.safetensors"), "'../secret.safetensors' is not a file of this checkpoint"),
-        (shard(key="weights"), f"weights in {FILE} is I64 [100]"),
         (shard(place=[0, 10_000, 0, 1]), "are incomplete or stored twice"),
-        (shard(place=[0, 10_000]), "shards.0.place should be"),
-        (lambda body: body["tensors"]["table"].update(dtype="object"), "it cannot be read: KeyError"),
-        (lambda body: body["tensors"]["table"].update(shape=[-1]), "it cannot be read: "),
         (lambda body: body["tensors"]["table"].update(shape=[1 << 60]), "is larger than the files of this checkpoint"),
         (lambda body: body.update(state=[]), "its state is not a JSON object"),
         (lambda body: body.update(step="20"), "step should be an integer, is '20'"),
-        (lambda body: body.pop("files"), "files is missing"),
         (lambda body: body.update(format=3), "it has format 3; this version reads format 6"),
     ]
     for change, reason in changes:

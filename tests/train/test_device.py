@@ -50,6 +50,7 @@ def test_a_missing_gpu_is_an_error() -> None:
         choose(TrainConfig(device="cuda"), largest_product_flops=1)
 
 
+@pytest.mark.long
 def test_a_deterministic_run_records_it_and_restores_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     settings = repeatable(choose(TrainConfig(device="cpu"), largest_product_flops=10))

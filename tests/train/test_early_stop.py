@@ -37,6 +37,7 @@ def logged(run: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] == kind]
 
 
+@pytest.mark.long
 def test_it_stops_at_the_target_and_reports_it(data: Path, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(arguments(data, whole, "--target.auc", "1.0")) == 5

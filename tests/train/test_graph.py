@@ -219,6 +219,7 @@ def histories(graph: bool) -> PreparedHistories:
     return prepared
 
 
+@pytest.mark.long
 def test_padded_histories_train_as_plain_ones(no_capture: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of one shape, the last one shorter; a checkpoint of one continues the other."""
     monkeypatch.setattr("recperf.workloads.dlrm_v4.build.GraphStep", Recorded)
