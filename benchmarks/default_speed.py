@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from _clock import wait
 from _rows import record, row
+from recperf.execution.clocked_steps import endless
 from recperf.execution.workload import Prepared, Workload
-from recperf.measure.profile import endless
 from recperf.plan.calibrate import call_seconds
 from recperf.train.config import PLAIN
 from recperf.train.device import applied

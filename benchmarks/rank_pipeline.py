@@ -35,7 +35,7 @@ from recperf.distributed.ranks import Ranks
 from recperf.distributed.tables import TorchRecTables
 from recperf.distributed.waits import SharedWindow
 from recperf.errors import RecperfError
-from recperf.measure.profile import endless
+from recperf.execution.clocked_steps import endless
 from recperf.models.dlrm_v4.config import FEATURE_TABLES, DLRMv4Config
 from recperf.train.loop import take_step
 from recperf.workloads import find

@@ -66,10 +66,10 @@ def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ends with steps that are measured for seconds; tests are not about how fast this machine is, nor about how
     strong the trees of a baseline are."""
     monkeypatch.setattr("recperf.train.baselines._MOST_TREES", 60)
-    monkeypatch.setattr("recperf.measure.measuring.SECONDS", 0.0)
-    monkeypatch.setattr("recperf.measure.measuring.REPEAT_SECONDS", 0.0)
-    monkeypatch.setattr("recperf.measure.measuring.OBSERVED_SECONDS", 0.1)
-    monkeypatch.setattr("recperf.measure.measuring.ROUNDS", 2)
+    monkeypatch.setattr("recperf.execution.measuring.SECONDS", 0.0)
+    monkeypatch.setattr("recperf.execution.measuring.REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr("recperf.execution.measuring.OBSERVED_SECONDS", 0.1)
+    monkeypatch.setattr("recperf.execution.measuring.ROUNDS", 2)
 
 
 @pytest.fixture(autouse=True)

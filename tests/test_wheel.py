@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 import recperf
 from recperf.cli import main
-from recperf.measure import measuring
+from recperf.execution import measuring
 assert Path(recperf.__file__).is_relative_to(sys.argv[1]), recperf.__file__
 assert main(["doctor"]) == 0
 # How fast this machine is does not matter here.

@@ -37,7 +37,7 @@ def write(path: Path, users: int = 60, items: int = 40) -> Path:
 SHORT = """
 import sys
 from recperf.cli import main
-from recperf.measure import measuring
+from recperf.execution import measuring
 from recperf.train import baselines
 measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = 0.0
 measuring.ROUNDS = 2

@@ -14,7 +14,7 @@ import test_profile_report as layout
 
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
-from recperf.measure.measuring import TRACED
+from recperf.execution.measuring import TRACED
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]

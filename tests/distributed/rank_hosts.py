@@ -120,7 +120,7 @@ def job_of(name: str) -> Any:
 def run_command(words: list[str], rank: int, trouble: str = "", how: dict[str, Any] | None = None) -> int:
     """Run a command of recperf as a rank; `trouble` names what changes it before."""
     from recperf.cli import main
-    from recperf.measure import measuring
+    from recperf.execution import measuring
 
     # A run ends with a measured window; the fewest steps are enough.
     measuring.SECONDS = 0.0

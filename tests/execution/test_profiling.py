@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from recperf.execution import fixes as fixes_module
-from recperf.execution import profiling
+from recperf.execution import measuring, profiling
 from recperf.files import json_bytes
-from recperf.measure import measuring
 from recperf.measure.fixes import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork

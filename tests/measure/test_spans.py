@@ -4,9 +4,8 @@ import pytest
 
 from recperf.errors import ConfigError
 from recperf.measure import spans
-from recperf.measure.clocks import EventClock
+from recperf.measure.clocks import EventClock, components
 from recperf.measure.cost import Cost
-from recperf.measure.profile import components
 from recperf.measure.spans import StepClock, budget_part, declare, kind_of, phase_of, span
 
 

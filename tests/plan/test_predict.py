@@ -116,7 +116,7 @@ def test_planned_calls_are_those_of_an_eager_step(name: str) -> None:
     pytest.importorskip("torch")
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from recperf.measure.profile import endless
+    from recperf.execution.clocked_steps import endless
     from recperf.train.loop import take_step
 
     class Operators(TorchDispatchMode):

@@ -10,13 +10,12 @@ import tiny_v4
 
 from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
-from recperf.execution import measuring as of_runs
-from recperf.measure import measuring
+from recperf.execution import measuring
 from recperf.ops.bag import native as bag
 from recperf.ops.history import native as history
 from recperf.ops.hstu_attention import native as attention
 
-measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = of_runs.CONFIRM_SECONDS = 0.0
+measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = measuring.CONFIRM_SECONDS = 0.0
 measuring.ROUNDS = 2
 for op in (bag, history, attention):
     op.library()

@@ -29,7 +29,7 @@ from torch import Tensor, distributed
 
 from ..machine import usable_cores
 from ..measure import spans
-from ..measure.profile import Reading, spread
+from ..measure.clocks import Reading, spread
 from ..measure.profile_records import Collective, Communication, MeasuredRank, StepBudget
 from .ranks import Ranks, host
 

@@ -14,14 +14,15 @@ import torch
 
 from ..config import from_json, to_json
 from ..measure import fixes as predictions
+from ..measure.clocks import spread
 from ..measure.fixes import Fix
 from ..measure.peaks.other_work import OtherWork
 from ..measure.peaks.records import Peaks
-from ..measure.profile import endless, spread
 from ..measure.profile_records import Profile
 from ..measure.records import Advice, Percentiles
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
+from .clocked_steps import endless
 from .workload import Workload
 
 EPOCHS_LATER = 4000

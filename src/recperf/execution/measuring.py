@@ -1,34 +1,65 @@
-"""Measures steps of a workload: at the end of every run, and as a matched pair."""
+"""Measures steps of a workload at the end of every run: clocked ones, then observed ones, then experiments, and what
+limits them; and as a matched pair."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from time import monotonic
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from msgspec.structs import asdict
 
 from ..distributed.ranks import current
-from ..distributed.shared_run import window_of
-from ..distributed.shares import own_part
-from ..measure import measuring
-from ..measure.ceilings import hot_bytes
-from ..measure.cost import Cost
+from ..measure.attribution import attribute
+from ..measure.ceilings import ceilings_of_profile, cold_over_hot, hot_bytes, knees_of, ranks_sharing
+from ..measure.clocks import Counts
+from ..measure.evidence import kernel_works, observed
+from ..measure.experiments import confirm as run_experiments
+from ..measure.experiments import hot_ids
 from ..measure.fixes import Fix, Predictor
-from ..measure.measuring import MeasuredSteps, measure_steps
+from ..measure.limits import part_ms, verdict_of
 from ..measure.observing import Observer
+from ..measure.operators import CallWork
 from ..measure.peaks import with_threads
+from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
 from ..measure.peaks.records import Peaks
-from ..measure.profile import Subject
-from ..measure.profile_records import Pair, Profile
-from ..measure.records import Advice
+from ..measure.profile_records import (
+    PAIR_SCHEMA,
+    ColdOverHot,
+    MeasuringCost,
+    Pair,
+    PairIds,
+    Profile,
+    StepBudget,
+    StepFigures,
+    TableTraffic,
+)
+from ..measure.records import Advice, Experiment, Observed, ObservedSteps
 from ..measure.trace.analyse import analyse
 from ..measure.trace.records import StepTables
 from ..runs.record import MEASURED, profile_of
-from ..train.graph import GraphStep
-from ..train.loop import Recipe, take_step
+from .clocked_steps import ClockedSteps, TrainingSteps, endless
 from .training import Job
 from .workload import Prepared, Trial
+
+STEPS = 48
+SECONDS = 12.0
+"""Time limit of the clocked steps: long ones are measured fewer times."""
+OBSERVED_SECONDS = 0.8
+"""Time of all observed steps together, without what tracing and counting add; long steps take longer."""
+REPEAT_SECONDS = 20.0
+"""How long steps, and a pair, are measured again while other work takes much of the cores."""
+EAGER = Counts(warm=1, plain=1, traced=1, counted=2)
+"""Steps of a CUDA graph that are taken without it, to know the work of its kernels."""
+TRACED = 8
+"""Steps under torch.profiler for a table of operators: enough for means, few enough for a trace a browser opens."""
+ROUNDS, STEPS_PER_ROUND = 6, 4
+PAIR_LATER, OBSERVED_LATER, EXPERIMENTS_LATER = 1000, 5000, 6000
+"""Epochs after training whose batches nothing else that is measured uses."""
+CONFIRM_SECONDS = 2.0
+"""Time limit of the experiments at the end of a run."""
 
 
 def measure_run(job: Job, trial: Trial | None, peaks: Peaks | None) -> None:
@@ -71,57 +102,202 @@ def require_threads(peaks: Peaks, say: Callable[[str], None]) -> None:
         with_threads(peaks, torch.get_num_threads(), say)
 
 
-CONFIRM_SECONDS = 2.0
-"""Time limit of the experiments at the end of a run."""
-
-
-class TrainingSteps(Subject):
-    """Steps of a trial after its training, by this recipe."""
-
-    def __init__(self, prepared: Prepared, trial: Trial, recipe: Recipe) -> None:
-        self.recipe, self.order, self.first_epoch = recipe, recipe.order, recipe.epochs
-        self.device, self.precision = prepared.settings.device_name, prepared.settings.precision
-        self.row_bytes, self.table_bytes = prepared.table_bytes()
-        self.sync, self.cost = prepared.settings.sync, prepared.step_cost
-        self.trial, self.world, self.ranks = trial, current(), window_of(current())
-        self.alone = current().choose(True, several=False)
-        # With the last learning rate of the schedule the update does its full work and hardly changes the weights.
-        whole, rate = recipe.whole_step, recipe.learning_rate(recipe.steps - 1)
-        self.clocked = self.eager = None
-        if isinstance(whole, GraphStep):
-            self.eager = lambda batches: whole.eager(batches, rate)
-            self.clocked = lambda batches: whole.clocked(batches, rate)
-
-    def step(self, batches: Iterator[Any]) -> object:
-        return take_step(self.recipe, batches, self.recipe.steps - 1)
-
-    def rows_of(self, batch: Any) -> Tensor:
-        return self.trial.rows_of(own_part(batch))
-
-    def cost_of(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        return self.cost(own_part(batch), ids, unique)
-
-    def tiers(self) -> Any:
-        return self.trial.tiers()
+class MeasuredSteps(NamedTuple):
+    profile: Profile
+    pair: Pair | None
+    """The matched pair, where there is one."""
+    observer: Observer | None
+    """None where observing failed."""
 
 
 def measure_window(
-    prepared: Prepared, trial: Trial, peaks: Peaks | None, *, confirm: float = 0.0, **options: Any
+    prepared: Prepared,
+    trial: Trial,
+    peaks: Peaks | None,
+    *,
+    steps: int = STEPS,
+    confirm: float = 0.0,
+    run: str | None = None,
 ) -> MeasuredSteps:
-    """Measure steps after training, and confirm the verdict by experiments for up to `confirm` seconds, of which a
-    matched pair is one. The other options are those of `measure_steps`."""
-    arms = _arms(prepared, trial, peaks) if confirm else None
-    return measure_steps(TrainingSteps(prepared, trial, trial.recipe), peaks, arms=arms, confirm=confirm, **options)
+    """Measure some steps after training, of which those of a `run` are traced more often.
+
+    All ranks measure the same steps, and each gets the joined profile. `confirm` is the time limit of experiments, of
+    which a matched pair is one. Beside much other work one process measures again, and the quietest steps count.
+    """
+    pair = measure_pair(prepared, trial, peaks) if confirm else None
+    subject = TrainingSteps(prepared, trial, trial.recipe)
+    measured: list[tuple[StepFigures, Observer | None]] = []
+    began = monotonic()
+    while True:
+        other_work = OtherWork()
+        clocked = ClockedSteps(subject, later=len(measured))
+        count = clocked.warm_up(steps, seconds=SECONDS)
+        tiers = subject.tiers()
+        before = replace(tiers.traffic) if tiers else None
+        clocked.take(count)
+        budget = clocked.result()
+        tables = TableTraffic(**tiers.facts(tiers.traffic.since(before))) if tiers and before else None
+        figures, observer = _observe(subject, budget, peaks, run)
+        # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
+        shares = (share_of_others(subject, other_work), figures.other_work if subject.alone else None)
+        figures.other_work = max((share for share in shares if share is not None), default=None)
+        plain_ms, clocked_ms = figures.step_ms.p50, budget.step_ms.p50
+        step = StepFigures(
+            **asdict(budget),
+            observed=figures,
+            overhead=MeasuringCost(plain_ms, clocked_ms, clocked_ms / plain_ms - 1),
+            other_work=figures.other_work,
+            tables=tables,
+            experiments=[],
+        )
+        measured.append((step, observer))
+        # Without ceilings nothing is claimed about what limits a step.
+        quiet = peaks is None or (figures.other_work or 0.0) <= DISTURBED
+        if not subject.alone or quiet or monotonic() - began > REPEAT_SECONDS:
+            break
+    quietest, observer = min(measured, key=lambda one: one[0].other_work or 0.0)
+    quietest.experiments = _experiments(subject, quietest, peaks, pair, confirm)
+    limits, verdict = verdict_of(quietest, peaks)
+    return MeasuredSteps(Profile(**asdict(quietest), shares=limits, verdict=verdict), pair, observer)
+
+
+def share_of_others(subject: TrainingSteps, other_work: OtherWork) -> float | None:
+    """Share of the cores that others took since; ranks on one host are not others, on several it is not known."""
+    used = subject.world.total(other_work.own_seconds())
+    return other_work.share(used) if subject.world.on_one_host else None
+
+
+def _observe(
+    subject: TrainingSteps, budget: StepBudget, peaks: Peaks | None, run: str | None
+) -> tuple[Observed, Observer | None]:
+    """Observe steps; the observer is None where that failed.
+
+    All ranks take the same steps; the figures are those of the slowest rank.
+    """
+    counts = Counts.within(budget.step_ms.p50, OBSERVED_SECONDS)
+    works: dict[str, CallWork] = {}
+    notes, observer = [], None
+
+    def knees(device: str) -> tuple[int, int]:
+        return knees_of(peaks, device, threads=torch.get_num_threads(), ranks=ranks_sharing(budget))
+
+    if subject.eager is not None:
+        try:
+            eager = Observer(knees=knees, counts=EAGER, spans=True)
+            works = kernel_works(_observed(subject, eager, subject.eager))
+        except Exception as error:  # Without it, kernels of the graph have no counted work.
+            notes.append(f"the step without its graph could not be observed: {type(error).__name__}: {error}")
+    try:
+        if run is None:
+            observer = Observer(knees=knees, counts=counts, spans=True)
+        else:
+            # As many steps as a table of operators needs, in traces that can be merged.
+            counts = replace(counts, traced=TRACED)
+            observer = Observer(knees=knees, counts=counts, spans=True, about=subject.world.trace_facts(run))
+        figures = observed(_observed(subject, observer, subject.step), works)
+    except Exception as error:
+        # What was trained must not be lost because the steps after it cannot be observed; ranks would wait forever.
+        if not subject.alone:
+            raise
+        observer = None
+        waits = {"unknown": budget.step_ms.p50}
+        figures = Observed(budget.device, budget.threads, budget.step_ms, waits, [], steps=ObservedSteps(0, 0, 0))
+        notes.insert(0, f"the steps could not be observed: {type(error).__name__}: {error}")
+    figures.notes += notes
+    slowest = budget.communication.slowest if budget.communication else 0
+    return subject.world.broadcast(figures, slowest), observer
+
+
+def _observed(subject: TrainingSteps, observer: Observer, step: Callable[[Iterator[Any]], object]) -> Observer:
+    batches = endless(subject.order, subject.first_epoch + OBSERVED_LATER)
+    try:
+        with subject.ranks.watch():
+            while not observer.done:
+                step(batches)
+                observer.end_step()
+    finally:
+        observer.close()
+    return observer
+
+
+def _experiments(
+    subject: TrainingSteps,
+    figures: StepFigures,
+    peaks: Peaks | None,
+    pair: Pair | None,
+    seconds: float,
+) -> list[Experiment]:
+    """Experiments that confirm the verdict: those that a step allows, and its matched pair."""
+    observed = figures.observed
+    attribution = attribute(observed, ceilings_of_profile(figures, peaks))
+    rows = []
+    if pair is not None:
+        rows.append(hot_ids(pair.hot.step_ms, pair.cold.step_ms, attribution.random))
+    # A CUDA graph takes batches of one size only.
+    if not seconds or not subject.alone or subject.eager or not observed.operators:
+        return rows
+    # The iterator has to live: rows of a batch in tiers may leave their cache once it is closed.
+    batches = endless(subject.order, subject.first_epoch + EXPERIMENTS_LATER)
+    batch = next(batches)
+    step = lambda batch: subject.step(iter([batch]))  # noqa: E731
+    return rows + run_experiments(step, batch, True, attribution, observed, seconds, peaks=peaks)
 
 
 def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair | None:
-    """Measure one model with ids whose rows fit a cache and with ids from the whole table; None where it has no such
-    pair."""
-    arms = _arms(prepared, trial, peaks)
-    return measuring.measure_pair(arms, peaks) if arms else None
+    """Measure one model with ids whose rows fit a cache (hot) and with ids from the whole table (cold); None where it
+    has no such pair. No workload with a pair runs on several ranks.
+
+    Shapes are equal, so the ratio shows the cost of memory. The two take turns. A turn beside much other work is
+    repeated while the time allows, and the quietest turns count.
+    """
+    pair = prepared.pair(trial, hot_bytes(peaks, prepared.settings.device_name, torch.get_num_threads()))
+    if pair is None:
+        return None
+    arms = {name: (TrainingSteps(prepared, trial, arm.recipe), arm.rows) for name, arm in pair.items()}
+    windows = {name: ClockedSteps(subject, later=PAIR_LATER) for name, (subject, _) in arms.items()}
+    others: list[float] = []
+    began = monotonic()
+    while len(others) < ROUNDS or (sorted(others)[ROUNDS - 1] > DISTURBED and monotonic() - began < REPEAT_SECONDS):
+        other_work = OtherWork()
+        for window in windows.values():
+            window.warm(1)
+            window.take(STEPS_PER_ROUND)
+        others.append(other_work.share() or 0.0)
+    quietest = sorted(sorted(range(len(others)), key=lambda turn: others[turn])[:ROUNDS])
+    for window in windows.values():
+        window.keep([step for turn in quietest for step in range(turn * STEPS_PER_ROUND, (turn + 1) * STEPS_PER_ROUND)])
+    hot, cold = windows["hot"].result(), windows["cold"].result()
+    ratio = {part: part_ms(cold, part).p50 / part_ms(hot, part).p50 for part in ("embedding", "step")}
+    counted = {"hot": hot.ids, "cold": cold.ids}
+    rows = {
+        name: known or round(counted[name].touched_bytes / counted[name].row_bytes) for name, (_, known) in arms.items()
+    }
+    ids = PairIds(rows["hot"], rows["cold"])
+    equally_likely = all(known for _, known in arms.values())
+    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding").p50, ids) if equally_likely else None
+    other = max(others[turn] for turn in quietest)
+    return Pair(
+        schema=PAIR_SCHEMA,
+        hot=hot,
+        cold=cold,
+        ids=ids,
+        ratio=ratio,
+        expected=expected,
+        other_work=other,
+        verdict=pair_sentence(ratio["embedding"], expected, other, equally_likely=equally_likely),
+    )
 
 
-def _arms(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> dict[str, Any] | None:
-    """The steps of both arms with the rows that their ids refer to. No workload with a pair runs on several ranks."""
-    arms = prepared.pair(trial, hot_bytes(peaks, prepared.settings.device_name, torch.get_num_threads()))
-    return arms and {name: (TrainingSteps(prepared, trial, arm.recipe), arm.rows) for name, arm in arms.items()}
+def pair_sentence(ratio: float, expected: ColdOverHot | None, other_work: float, *, equally_likely: bool) -> str:
+    """The sentence about the ratio of cold to hot lookups."""
+    text = f"Lookups of cold ids take {ratio:.2f} times as long as those of hot ids"
+    if other_work > DISTURBED:
+        return f"{text}; {not_judged(other_work, 'they were measured')}."
+    if not equally_likely:
+        return f"{text}; no ratio is expected, because the ids are not equally likely."
+    if expected is None:
+        return f"{text}; what is expected here was not measured (recperf peaks)."
+    return (
+        f"{text}. From this machine's memory and cache {expected.expected:.2f} is expected "
+        f"({expected.low:.2f} to {expected.high:.2f})."
+    )

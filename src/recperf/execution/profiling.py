@@ -21,10 +21,8 @@ from ..machine import machine_facts
 from ..measure import limits
 from ..measure.experiments import SECONDS
 from ..measure.limits import swept_ms
-from ..measure.measuring import STEPS
 from ..measure.observing import Observer
 from ..measure.peaks.records import Peaks
-from ..measure.profile import endless
 from ..measure.profile_records import (
     Communication,
     Idle,
@@ -38,8 +36,9 @@ from ..measure.profile_records import (
 from ..measure.trace.records import StepTables
 from ..runs.record import packages
 from ..train.device import applied
+from .clocked_steps import endless
 from .fixes import try_fixes
-from .measuring import advise, measure_window, require_threads, tables_of
+from .measuring import STEPS, advise, measure_window, require_threads, tables_of
 from .workload import Trial, Workload
 
 TABLES_LATER = 3000

@@ -30,10 +30,9 @@ from torch.utils.data import DataLoader
 
 from ..errors import MachineError
 from ..files import plain_json
-from ..measure.clocks import Moment
+from ..measure.clocks import Moment, spread
 from ..measure.fixes import Fix
 from ..measure.observing import ENDLESS, Observer
-from ..measure.profile import spread
 from ..measure.records import Advice
 from .fixes import COMPARED, Measured, try_each, try_fix
 from .program_hooks import Wrap, patched

@@ -20,7 +20,11 @@ import torch
 from torch import nn
 
 from ..ops.operators import fast_range
-from .spans import StepClock, is_wait
+from .cost import Cost
+from .profile_records import Component
+from .records import Percentiles
+from .spans import OTHER, StepClock, is_wait, phase_of
+from .trace.nesting import spread as percentiles
 from .trace.read import PART
 
 MODULE = "recperf.module."
@@ -285,3 +289,35 @@ class EventClock(StepClock):
 def step_clock(sync: Callable[[], None] | None) -> StepClock:
     """A clock for the device: by events where it works asynchronously."""
     return StepClock() if sync is None else EventClock()
+
+
+Reading = tuple[int, dict[str, int]]
+"""Wall time of a step and of its parts, in ns."""
+
+
+def spread(nanoseconds: list[int]) -> Percentiles:
+    """p20, p50 and p80 in ms."""
+    return percentiles([ns / 1e6 for ns in nanoseconds])
+
+
+def components(clocked: list[Reading], costs: dict[str, Cost]) -> list[Component]:
+    """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran.
+
+    Shares are of the sum of the medians, so that a few slow steps change no share and none contradicts a time. A cost
+    with an undeclared name is an error.
+    """
+    names = list(dict.fromkeys(name for _, parts in clocked for name in parts))
+    times = {name: spread([parts.get(name, 0) for _, parts in clocked]) for name in names}
+    whole = sum(ms.p50 for ms in times.values()) or 1.0
+    booked: dict[str, Cost] = {}
+    for name, cost in costs.items():
+        # Work whose own span was not opened counts for the span that names its phase, or for "other": none is lost.
+        phase = phase_of(name)
+        span = name if name in names else phase if phase in names else OTHER
+        if span == name or cost != Cost():
+            booked[span] = booked.get(span, Cost()) + cost
+    rows = []
+    for name in names:
+        work = (booked[name].flops, booked[name].bytes) if name in booked else (None, None)
+        rows.append(Component(name, phase_of(name), times[name], times[name].p50 / whole, *work))
+    return rows

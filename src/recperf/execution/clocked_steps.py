@@ -1,69 +1,59 @@
-"""Divides the time of a training step among its parts, with clocks at the boundaries of its spans."""
+"""Steps of a workload after its training, and clocks that divide their time among their parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .clocks import ThreadClock, step_clock
-from .cost import Cost
-from .profile_records import SCHEMA, Component, Ids, StepBudget
-from .records import Percentiles
-from .spans import OTHER, phase_of
-from .trace.nesting import spread as percentiles
+from ..distributed.ranks import current
+from ..distributed.shared_run import window_of
+from ..distributed.shares import own_part
+from ..measure.clocks import Reading, ThreadClock, components, spread, step_clock
+from ..measure.cost import Cost
+from ..measure.profile_records import SCHEMA, Ids, StepBudget
+from ..train.graph import GraphStep
+from ..train.loop import Recipe, take_step
+from .workload import Prepared, Trial
 
 FEWEST = 5
 """Minimum number of steps in a window."""
-Reading = tuple[int, dict[str, int]]
-"""Wall time of a step and of its parts, in ns."""
-ClockedStep = Callable[[Iterator[Any]], Reading]
 
 
-class Order(Protocol):
-    def __len__(self) -> int: ...
+class TrainingSteps:
+    """Steps of a trial after its training, by this recipe. They change its weights but no result."""
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
+    def __init__(self, prepared: Prepared, trial: Trial, recipe: Recipe) -> None:
+        self.recipe, self.order, self.first_epoch = recipe, recipe.order, recipe.epochs
+        self.device, self.precision = prepared.settings.device_name, prepared.settings.precision
+        self.row_bytes, self.table_bytes = prepared.table_bytes()
+        self.sync, self.cost = prepared.settings.sync, prepared.step_cost
+        self.trial, self.world, self.ranks = trial, current(), window_of(current())
+        self.alone = current().choose(True, several=False)
+        # With the last learning rate of the schedule the update does its full work and hardly changes the weights.
+        whole, rate = recipe.whole_step, recipe.learning_rate(recipe.steps - 1)
+        self.clocked: Callable[[Iterator[Any]], Reading] | None = None
+        """Times the parts of a CUDA graph; None where spans can time them."""
+        self.eager: Callable[[Iterator[Any]], object] | None = None
+        """Takes a step of a CUDA graph without the graph; None where there is none."""
+        if isinstance(whole, GraphStep):
+            self.eager = lambda batches: whole.eager(batches, rate)
+            self.clocked = lambda batches: whole.clocked(batches, rate)
 
-
-class Subject(Protocol):
-    """A training whose steps are measured. They change its weights but no result."""
-
-    order: Order
-    first_epoch: int
-    """The first one that training did not use."""
-    device: str
-    precision: str
-    row_bytes: int
-    table_bytes: int
-    sync: Callable[[], None] | None
-    ranks: Any
-    """The window of all ranks that take these steps together: `meet`, `watch`, `step` and `join`."""
-    world: Any
-    """The ranks that take the steps."""
-    alone: bool
-    """Whether there is one."""
-    clocked: ClockedStep | None
-    """Times the parts of a CUDA graph; None where spans can time them."""
-    eager: Callable[[Iterator[Any]], object] | None
-    """Takes a step of a CUDA graph without the graph; None where there is none."""
-
-    def step(self, batches: Iterator[Any]) -> object: ...
+    def step(self, batches: Iterator[Any]) -> object:
+        return take_step(self.recipe, batches, self.recipe.steps - 1)
 
     def rows_of(self, batch: Any) -> Tensor:
-        """The table rows that a batch looks up."""
-        ...
+        return self.trial.rows_of(own_part(batch))
 
     def cost_of(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        """Counts the work of a step on a batch, by span."""
-        ...
+        return self.cost(own_part(batch), ids, unique)
 
     def tiers(self) -> Any:
-        """The rows of its tables, where these do not lie on the device, else None."""
-        ...
+        return self.trial.tiers()
 
 
 class ClockedSteps:
@@ -73,7 +63,7 @@ class ClockedSteps:
     Two that begin `later` by a different number of epochs share no ids.
     """
 
-    def __init__(self, subject: Subject, *, later: int = 0) -> None:
+    def __init__(self, subject: TrainingSteps, *, later: int = 0) -> None:
         self.subject, self.sync = subject, subject.sync
         self._synchronize = subject.sync or (lambda: None)
         self.batches = endless(subject.order, subject.first_epoch + later)
@@ -178,38 +168,10 @@ class ClockedSteps:
         return joined
 
 
-def endless(order: Order, epoch: int) -> Generator[Any, None, None]:
+def endless(order: Any, epoch: int) -> Generator[Any, None, None]:
     """Full batches of one epoch after another; the last batch of an epoch may be smaller and is left out."""
     while True:
         batches = order.batches(epoch)
         for _ in range(max(1, len(order) - 1)):
             yield next(batches)
         epoch += 1
-
-
-def spread(nanoseconds: list[int]) -> Percentiles:
-    """p20, p50 and p80 in ms."""
-    return percentiles([ns / 1e6 for ns in nanoseconds])
-
-
-def components(clocked: list[tuple[int, dict[str, int]]], costs: dict[str, Cost]) -> list[Component]:
-    """Each part with its time, its share (all sum to 1) and its counted work, in the order they first ran.
-
-    Shares are of the sum of the medians, so that a few slow steps change no share and none contradicts a time. A cost
-    with an undeclared name is an error.
-    """
-    names = list(dict.fromkeys(name for _, parts in clocked for name in parts))
-    times = {name: spread([parts.get(name, 0) for _, parts in clocked]) for name in names}
-    whole = sum(ms.p50 for ms in times.values()) or 1.0
-    booked: dict[str, Cost] = {}
-    for name, cost in costs.items():
-        # Work whose own span was not opened counts for the span that names its phase, or for "other": none is lost.
-        phase = phase_of(name)
-        span = name if name in names else phase if phase in names else OTHER
-        if span == name or cost != Cost():
-            booked[span] = booked.get(span, Cost()) + cost
-    rows = []
-    for name in names:
-        work = (booked[name].flops, booked[name].bytes) if name in booked else (None, None)
-        rows.append(Component(name, phase_of(name), times[name], times[name].p50 / whole, *work))
-    return rows
