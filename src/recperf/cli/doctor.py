@@ -155,7 +155,7 @@ PACKAGES = {
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
     "pages": (("matplotlib", "jinja2"), "pages need it", "pip install 'recperf[pages]'"),
     "data": (("pyarrow", "huggingface_hub", "duckdb"), "imports of files need it", "pip install 'recperf[data]'"),
-    "mlperf": (("mlperf_logging",), "MLPerf logs and recperf mlperf need it", "pip install 'recperf[mlperf]'"),
+    "mlperf": (("mlperf_logging",), "recperf mlperf needs it", "pip install 'recperf[mlperf]'"),
 }
 """Modules that belong together, what needs them, and the command that installs them."""
 CHECKS: dict[str, Callable[[], Finding]] = {

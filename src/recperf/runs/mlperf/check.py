@@ -115,7 +115,7 @@ def official(name: str) -> Any:
     try:
         return importlib.import_module(f"mlperf_logging.{name}")
     except ImportError:
-        raise MachineError("MLPerf logs need mlperf-logging", fix="pip install 'recperf[mlperf]'") from None
+        raise MachineError("checking MLPerf logs needs mlperf-logging", fix="pip install 'recperf[mlperf]'") from None
 
 
 USAGE = "training"

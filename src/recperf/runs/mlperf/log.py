@@ -13,10 +13,9 @@ log.stop(8192, reached=True)
 from __future__ import annotations
 
 import hashlib
-import logging
+import json
 import math
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -28,12 +27,11 @@ from ...config import require, within
 from ...errors import DataError
 from ...files import append, open_regular, reading, writing
 from ...machine import cpu_model, gpus
-from .check import BENCHMARK, official, scan
+from .check import BENCHMARK, TOKEN, scan
 
-SOURCE = Path(__file__).resolve().parents[3]
-"""Names of source files in the log are relative to this, so that a log does not show where recperf is installed."""
-
-Kind = Literal["event", "start", "end"]
+WRITER = {"file": "recperf/runs/mlperf/log.py", "lineno": 1}
+"""Metadata that every event needs: what wrote it, without where recperf is installed."""
+Kind = Literal["POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bfloat16", "fp8", "int8"]
 Value = str | int | float | bool | None
 
@@ -141,45 +139,14 @@ class Facts:
         ]
 
 
-class _OneWrite(logging.Handler):
-    """Writes each line with a single write, so that a kill leaves whole lines.
-
-    mllog catches and logs what a handler raises, so a failure is stored here and raised by MLPerfLog.
-    """
-
-    def __init__(self, handle: int) -> None:
-        super().__init__(logging.NOTSET)
-        self.file = handle
-        self.line = b""
-        self.failure: Exception | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno != logging.INFO:
-            self.failure = self.failure or TypeError(record.getMessage())
-            return
-        line = record.getMessage().encode() + b"\n"
-        try:
-            append(self.file, line)
-        except OSError as error:
-            self.failure = error
-        else:
-            self.line = line
-
-
 class MLPerfLog:
     """Writes the events that MLPerf Training 6.1 requires; an event that the log already has is not written again."""
 
     def __init__(self, path: Path, submission: SubmissionConfig) -> None:
         self.path = path
         self.submission = submission
-        mllog = official("mllog.mllog")
         with writing(path):
             self._handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        self._writer = _OneWrite(self._handle)
-        # Not logging.getLogger: a registered logger would outlive this log and also write into the next one.
-        logger = logging.Logger("recperf.mlperf", logging.INFO)
-        logger.addHandler(self._writer)
-        self._mllog = mllog.MLLogger(logger, root_dir=re.escape(str(SOURCE)))
         content = self._content()
         whole = content.rfind(b"\n") + 1
         lines = scan(content[:whole])
@@ -196,8 +163,8 @@ class MLPerfLog:
 
     def begin(self) -> None:
         """Log the start of initialisation; call it as early as possible."""
-        self._once("event", "cache_clear", self.submission.cache_clear)
-        self._once("start", "init_start")
+        self._once("POINT_IN_TIME", "cache_clear", self.submission.cache_clear)
+        self._once("INTERVAL_START", "init_start")
 
     def start(self, facts: Facts) -> None:
         """Log the start of the run; in a log that has started, check that the facts are the same."""
@@ -209,34 +176,34 @@ class MLPerfLog:
             own = " + ".join(f"{count}x {name}" for name, count in counts.items()) or cpu_model()
             platform = str(self._values.get("submission_platform") or own)
         for key, value in facts.prologue(self.submission, platform):
-            self._once("event", key, value)
-        self._once("end", "init_stop")
-        self._once("start", "run_start")
-        self._once("event", "train_samples", facts.train_samples)
-        self._once("event", "eval_samples", facts.eval_samples)
+            self._once("POINT_IN_TIME", key, value)
+        self._once("INTERVAL_END", "init_stop")
+        self._once("INTERVAL_START", "run_start")
+        self._once("POINT_IN_TIME", "train_samples", facts.train_samples)
+        self._once("POINT_IN_TIME", "eval_samples", facts.eval_samples)
         if "block_start" not in self._values:
-            self._mark("start", "block_start", 0)
+            self._mark("INTERVAL_START", "block_start", 0)
 
     def train_loss(self, samples: int, loss: float, learning_rate: float) -> None:
         metadata = {"samples_count": int(samples), "lr": float(learning_rate)}
-        self._write("event", "train_loss", self._finite("loss", loss, samples), metadata)
+        self._write("POINT_IN_TIME", "train_loss", self._finite("loss", loss, samples), metadata)
 
     def evaluation_begins(self, samples: int) -> None:
         self._end_block(samples)
-        self._mark("start", "eval_start", samples)
+        self._mark("INTERVAL_START", "eval_start", samples)
 
     def evaluation_ends(self, samples: int, auc: float, goes_on: bool) -> None:
-        self._mark("event", "eval_accuracy", samples, self._finite("AUC", auc, samples))
-        self._mark("end", "eval_stop", samples)
+        self._mark("POINT_IN_TIME", "eval_accuracy", samples, self._finite("AUC", auc, samples))
+        self._mark("INTERVAL_END", "eval_stop", samples)
         if goes_on:
-            self._mark("start", "block_start", samples)
+            self._mark("INTERVAL_START", "block_start", samples)
 
     def stop(self, samples: int, reached: bool) -> None:
         """Log the end of the run."""
         if "run_stop" in self._values:
             return
         self._end_block(samples)
-        self._mark("end", "run_stop", samples, status="success" if reached else "aborted")
+        self._mark("INTERVAL_END", "run_stop", samples, status="success" if reached else "aborted")
 
     def state(self) -> dict[str, int | str]:
         """Length and digest of the log, for a checkpoint. The log is synced first: after a power cut, it must not be
@@ -320,7 +287,7 @@ class MLPerfLog:
 
     def _end_block(self, samples: int) -> None:
         if self._in_block:
-            self._mark("end", "block_stop", samples)
+            self._mark("INTERVAL_END", "block_stop", samples)
 
     def _mark(self, kind: Kind, key: str, samples: int, value: Value = None, **more: Value) -> None:
         """Log an event at a number of samples."""
@@ -334,14 +301,14 @@ class MLPerfLog:
         self._refuse(self._faults)
         # Times must not decrease, even if the system clock was set back.
         now = max(int(time.time() * 1000), self._latest)
-        getattr(self._mllog, kind)(key, value, metadata=metadata, time_ms=now)
-        failure, self._writer.failure = self._writer.failure, None
-        if failure is not None:
-            with writing(self.path):
-                raise failure
+        event = {"namespace": "", "time_ms": now, "event_type": kind, "key": key, "value": value}
+        line = TOKEN + json.dumps({**event, "metadata": {**WRITER, **(metadata or {})}}).encode() + b"\n"
+        with writing(self.path):
+            # With a single write where the system completes it, so that a kill leaves whole lines.
+            append(self._handle, line)
         self._latest = now
-        self._size += len(self._writer.line)
-        self._digest.update(self._writer.line)
+        self._size += len(line)
+        self._digest.update(line)
         self._values.setdefault(key, value)
         if key in ("block_start", "block_stop"):
             self._in_block = key == "block_start"
