@@ -85,7 +85,7 @@ def command(arguments: list[str]) -> int:
         else:
             rows = [row for one in tables() for row in one.to_pylist()]
     finally:
-        bar.close()
+        terminal.close()
     seconds = perf_counter() - began
     meeting = run.model.meeting
     summary = {

@@ -77,7 +77,7 @@ def command(arguments: list[str]) -> int:
             progress=lambda done, total: bar(done, total or 0),
         )
     finally:
-        bar.close()
+        terminal.close()
     terminal.say(text_of(summary))
     if options.json:
         print_json(summary)

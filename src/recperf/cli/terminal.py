@@ -211,12 +211,6 @@ class Terminal:
         self.close()
         self._training = Training(f"seed {seed}", total_steps, done)
         self._unchecked, self._next = 1, self._training.began + (DRAW_S if self.live else LINE_S)
-        if self.live:
-            self._bar = progress_bar(self.screen)
-            self._bar.add_task("", total=total_steps)
-            self._bar.start()
-            # A process that is killed leaves the terminal as it was.
-            self.screen.show_cursor(True)
 
     def step(self, step: int, loss: float, samples: int) -> None:
         """Draw the progress, or print a line, where it is time to."""
@@ -233,15 +227,27 @@ class Terminal:
         if now < self._next and not (self.live and step == training.total):
             return
         training.mark(now, step, loss)
-        if self._bar:
-            worked = thread_time()
-            # Room for the ^C that a terminal writes behind the last line, which must not make it two.
-            room = max(0, self.screen.width - BAR_WIDTH - 4)
-            self._bar.update(self._bar.task_ids[0], completed=step, description=training.line[:room], refresh=True)
-            self._next = now + max(DRAW_S, SHARE * (thread_time() - worked))
-        else:
-            self.screen.print(training.line)
-            self._next = now + LINE_S
+        worked = thread_time()
+        self.draw(training.line, step, training.total)
+        self._next = now + (max(DRAW_S, SHARE * (thread_time() - worked)) if self.live else LINE_S)
+
+    def draw(self, line: str, done: int, total: int) -> None:
+        """Draw the work under way as a bar with a line of text, or print the line where there is no terminal."""
+        if not self.live:
+            self.say(line)
+            return
+        if self._bar is None:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.description}", markup=False))
+            self._bar = Progress(*columns, console=self.screen, auto_refresh=False, transient=True)
+            self._bar.add_task("", total=None)
+            self._bar.start()
+            # A process that is killed leaves the terminal as it was.
+            self.screen.show_cursor(True)
+        # Room for the ^C that a terminal writes behind the last line, which must not make it two.
+        text = line[: max(0, self.screen.width - BAR_WIDTH - 4)]
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total or None, description=text, refresh=True)
 
     def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
         if self._training is None:
@@ -270,10 +276,3 @@ def page_optional(terminal: Terminal) -> Iterator[None]:
     except Exception as error:
         cause = "out of memory" if out_of_memory(error) else f"{type(error).__name__}: {error}"
         print_text(f"error: no page, but the rest is complete: {cause}", stderr=True)
-
-
-def progress_bar(screen: Console) -> Progress:
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.description}", markup=False))
-    return Progress(*columns, console=screen, auto_refresh=False, transient=True)

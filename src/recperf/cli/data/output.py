@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...stop import FLAG
 from ...units import number, size
-from ..terminal import Terminal, progress_bar
+from ..terminal import Terminal
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from ...data.user_files.text_rows import SkippedRows
 
 Unit = Literal["events", "rows", "users", "bytes", "share"]
@@ -82,7 +80,6 @@ class Bar:
         self.began = self.last = monotonic()
         self.first: int | None = None
         self.latest = 0
-        self.bar: Progress | None = None
 
     def __call__(self, done: int, total: int) -> None:
         now = monotonic()
@@ -101,37 +98,18 @@ class Bar:
         else:
             of = f" of {number(total)}" if total else ""
             amount = f"{number(done)}{of} {self.unit}  {number(rate)} {self.unit}/s"
-        line = f"{self.label}  {amount}{left}"
-        if not self.terminal.live:
-            self.terminal.say(line)
-            return
-        if self.bar is None:
-            self.bar = progress_bar(self.terminal.screen)
-            self.bar.add_task(self.label, total=total or None)
-            self.bar.start()
-        self.bar.update(self.bar.task_ids[0], completed=done, total=total or None, description=line, refresh=True)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-        self.bar = None
+        self.terminal.draw(f"{self.label}  {amount}{left}", done, total)
 
 
 @contextmanager
 def progress_bars(terminal: Terminal, *, resumable: bool) -> Iterator[Callable[..., Callable[..., None]]]:
     """A function that makes progress bars, which are removed at the end. Each progress polls for signals."""
-    bars: list[Bar] = []
 
     def make(label: str, unit: Unit = "events") -> Callable[..., None]:
         bar = Bar(terminal, label, unit)
-        bars.append(bar)
 
         def show(*progress: int) -> None:
             FLAG.poll()
-            # A terminal shows one bar at a time.
-            for other in bars:
-                if other is not bar:
-                    other.close()
             bar(*progress)
 
         return show
@@ -141,5 +119,4 @@ def progress_bars(terminal: Terminal, *, resumable: bool) -> Iterator[Callable[.
         with FLAG.explained(text, fix):
             yield make
     finally:
-        for bar in bars:
-            bar.close()
+        terminal.close()
