@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.distributed import exits, job, launch, library
+from recperf.distributed import job, launch, library
 from recperf.distributed.job import Exit
 from recperf.distributed.launch import Outcome, judge, judge_stop, require_ranks
 from recperf.distributed.ranks import Ranks
@@ -39,7 +39,7 @@ def raising(error: BaseException) -> Callable[..., int]:
 def ended(error: BaseException, error_file: Path, rank: int = 1) -> tuple[int, list[str], Exit]:
     reported: list[RecperfError] = []
     world = Ranks(rank=rank, size=2, local_rank=rank, joined=True, timeout_s=2.0)
-    code = exits.run_as_rank(world, raising(error), reported.append)
+    code = launch.run_as_rank(world, raising(error), reported.append)
     end = job.read_exit(error_file)
     assert end is not None
     return code, [error.what for error in reported], end

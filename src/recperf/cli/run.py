@@ -25,7 +25,7 @@ def as_rank(work: Callable[[list[str], Ranks], int], arguments: list[str]) -> in
     world = enter(Ranks.from_environment())
     if world.size == 1:
         return work(arguments, world)
-    from ..distributed.exits import run_as_rank
+    from ..distributed.launch import run_as_rank
 
     return run_as_rank(
         world, lambda: work(arguments, world), lambda error: print_error(error, as_json="--json" in arguments)

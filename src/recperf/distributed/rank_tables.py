@@ -22,10 +22,9 @@ from ..ops.table_rules import RULES, RuleName, TableRule
 from .config import Demand, DistributedConfig
 from .exchange import Prefetch
 from .library import require_torchrec
-from .local_rows import LocalRows, Lookup
 from .placement import Placed, TableShard, placed_by, shards_of
 from .ranks import Ranks
-from .sharding import collection, free_memory, require_possible, require_room
+from .sharding import LocalRows, Lookup, collection, free_memory, require_possible, require_room
 
 ON_DEVICE = Tiers("device", 0, "device: each rank holds its shards")
 PLACES = get_args(Placement)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 from ..errors import DataError, MachineError, UsageError
 from ..machine import out_of_memory, usable_cores
 from ..measure.cost import FLOAT
-from .job import meeting
+from .job import connect, meeting, members
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,8 +91,6 @@ class Ranks:
         """Meet the other ranks: gloo between CPUs, NCCL between GPUs, with gloo for tensors in host memory."""
         if self.size == 1 or self.joined:
             return
-        from .rendezvous import connect
-
         self.device, self.timeout_s = self._device(device), timeout_s
         self.backend = "gloo" if self.device == "cpu" else "cpu:gloo,cuda:nccl"
         try:
@@ -287,9 +285,10 @@ class Ranks:
     def report_ranks(self, notice: Callable[[str], None]) -> None:
         """Print which hosts and devices take part, and how the ranks reach each other."""
         if self.size > 1:
-            from .rendezvous import device_name, members
+            import torch
 
-            notice(members(self.all_gather((platform.node(), device_name(self.device))), self.backend))
+            device = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
+            notice(members(self.all_gather((platform.node(), device)), self.backend))
 
     def report_plan(self, trial: Any, notice: Callable[[str], None]) -> None:
         """Print which rank holds which part of the tables."""

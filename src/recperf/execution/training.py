@@ -320,7 +320,7 @@ class SeedTraining:
             try:
                 self.trial.restore(saved)
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-                from ..distributed.exits import is_peer_failure
+                from ..distributed.launch import is_peer_failure
 
                 if out_of_memory(error) or is_peer_failure(error):
                     raise
