@@ -21,7 +21,7 @@ from recperf.runs.step_report import KIND, SCHEMA, Report
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
 
-FIGURES = {"full": 5, "bare": 1, "compared": 3, "eager": 5, "ranks": 5, "script": 2, "trace": 3, "plan": 2, "plans": 5}
+FIGURES = {"full": 5, "bare": 1, "compared": 3, "eager": 5, "ranks": 5, "script": 2, "trace": 3, "plan": 1, "plans": 2}
 """How many figures a page has, its timeline and those in folded parts included."""
 SCREENS = 4 * 900
 

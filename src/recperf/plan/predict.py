@@ -153,8 +153,7 @@ def predict(
         placed=tuple(placed),
         skew=skew,
         work=work,
-        origins=_origins(work, device, network, skew, parallelism, batch, ranks)
-        | {"error band": _band_text((low, high), device, ranks)},
+        origins=_origins(work, device, network, skew, batch, ranks),
     )
 
 
@@ -287,27 +286,28 @@ def _table_bytes_R(
     return read_R, updated_R
 
 
-def _origins(
-    work: Work, device: Device, network: Network, skew: Skew, parallelism: Parallelism, batch: int, ranks: int
-) -> dict[str, str]:
+def _origins(work: Work, device: Device, network: Network, skew: Skew, batch: int, ranks: int) -> dict[str, str]:
     """Where every figure comes from."""
-    share = device.efficiency
-    prefetch = (
-        "input and ids overlap with the previous step" if parallelism.pipeline else "input and ids do not overlap"
-    )
-    reduction = "the all-reduce overlaps" if parallelism.overlap != "off" else "nothing overlaps"
-    return {
+    share, length = device.efficiency, work.attention_length
+    calls = f"{_calls(work, ranks):,} operators, {1e6 * device.call_s:.3g} µs each, called one by one"
+    if kernels := _graph_kernels(work, device, batch, ranks):
+        calls = f"{kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each besides their work"
+    origins = {
         "work": "counted from the config (recperf show)",
         **work.origins,
         "device": f"{device.name}: {device.origin}",
         "efficiency": f"products {share.products:.3g} of the GEMM rate, passes {share.bytes:.3g} of the copy rate, "
         f"links {share.link:.3g}: {share.origin}",
-        **_attention(work, device),
-        "calls": _calls_text(work, device, batch, ranks),
+        "calls": calls,
         "network": f"{network.name}: {network.origin}; {network.ranks_per_node:,} ranks per node",
         "ids": skew.origin,
-        "overlap": f"assumed: {prefetch}, {reduction} with the backward pass, rows and gradients are not overlapped",
     }
+    if work.lengths:
+        rates = (device.attention_rate(work.precision, length, backward=one) / TERA for one in (False, True))
+        origin = device.attention.origin if device.attention else f"carried over from {NEAREST}, where it was measured"
+        passes = " forward, ".join(f"{rate:,.3g}" for rate in rates)
+        origins["attention"] = f"{passes} TFLOP/s backward at {length:,.0f} tokens: {origin}"
+    return origins
 
 
 def _calls(work: Work, ranks: int) -> int:
@@ -318,31 +318,3 @@ def _calls(work: Work, ranks: int) -> int:
 def _graph_kernels(work: Work, device: Device, batch: int, ranks: int) -> int:
     """Kernels of a step that is replayed as a CUDA graph; 0: it is not."""
     return work.kernels(batch, device.threads) if ranks == 1 else 0
-
-
-def _calls_text(work: Work, device: Device, batch: int, ranks: int) -> str:
-    if kernels := _graph_kernels(work, device, batch, ranks):
-        return f"{kernels:,} kernels of a CUDA graph, {1e6 * device.kernel_s:.3g} µs each besides their work"
-    calls, each = _calls(work, ranks), f"{1e6 * device.call_s:.3g} µs"
-    return f"{calls:,} operators, {each} each, called one by one" if calls > 1 else f"one operator, {each}"
-
-
-def _band_text(band: tuple[float, float], device: Device, ranks: int) -> str:
-    if device.name != NEAREST:
-        source = "assumed: no step of recperf on this device is known"
-    elif ranks > 1:
-        source = "from steps on one of them; assumed for several: no such step of recperf is known"
-    else:
-        source = "from predictions of known steps"
-    return f"{band[0] - 1:+.0%} to {band[1] - 1:+.0%}, {source}"
-
-
-def _attention(work: Work, device: Device) -> dict[str, str]:
-    if not work.lengths:
-        return {}
-    length = work.attention_length
-    forward, backward = (device.attention_rate(work.precision, length, backward=one) / TERA for one in (False, True))
-    origin = device.attention.origin if device.attention else f"carried over from {NEAREST}, where it was measured"
-    return {
-        "attention": f"{forward:,.3g} TFLOP/s forward, {backward:,.3g} backward at {length:,.0f} tokens: {origin}",
-    }

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import cycle
 
 from ..measure.limits import TEXTS
 from ..runs.report.blocks import Block, Cell, Figure, Report, Section, Table, Text, arranged, cells, definitions
+from ..runs.report.charts import BarPart, stacked
 from ..runs.report.formats import NONE
+from ..runs.report.page import EXTRA, FAMILIES
 from ..units import digits, number, size, time, times
-from .charts import over_devices, step_figure
 from .memory import Memory
-from .predict import PARTS, Band
+from .predict import PARTS, Band, Step
 from .summary import Plan, Point
 from .target import Training
 from .tiers import Tiers
 
+HEAD = (
+    "ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "limit", "to target", "cost", "fits with"
+)  # fmt: skip
 COMMANDS = ("recperf run", "on each node")
 """How texts begin that are commands."""
 
@@ -35,44 +40,22 @@ def report_of(plan: Plan, key: str = "plan") -> Report:
         facts=[("devices", lead), *facts],
         sections=arranged(
             [
-                *([Section("advice", "what to do", [definitions(facts)])] if facts else []),
-                *over_devices([plan], key),
                 Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency, key)),
                 *_details(plan, shown),
             ],
-            shown=("advice", "charts", "ranks"),
+            shown=("ranks",),
         ),
     )
 
 
 def side_by_side(plans: Sequence[Plan]) -> list[Section]:
-    """Plans of one workload for several devices: the figures of each in a column, and their charts."""
-    facts = [_figures(plan) for plan in plans]
-    rows = [cells(name, *(one.get(name, NONE) for one in facts)) for name in max(facts, key=len)]
-    head = ("", *(plan.device for plan in plans))
-    return [
-        Section("devices", "side by side", [Table(head, rows, left=tuple(range(1, len(head))))]),
-        *over_devices(plans, "plans"),
-    ]
-
-
-def _figures(plan: Plan) -> dict[str, str]:
-    """The smallest number of devices that fits, in figures."""
-    advised = plan.advice.configuration
-    if advised is None or advised.step is None:
-        return {"devices": f"none up to {plan.advice.tried_ranks:,}"}
-    step, reached, memory = advised.step, advised.target, advised.memory
-    figures = {
-        "devices": f"{advised.ranks:,}",
-        "fullest rank": f"{_memory_band(memory)} of {size(memory.limit_bytes)}",
-        "step": _band_time(step),
-        "samples/s": f"{step.samples_per_s:,.0f}",
-        "limit": f"{step.limit}, {step.shares[step.limit]:.0%} of the step",
-    }
-    if reached:
-        figures["to the target"] = f"{_approximately(reached)}{_band_time(reached.seconds)}"
-        figures |= {"cost": _range(reached.cost, digits, plan.currency)} if reached.cost else {}
-    return figures
+    """Plans of one workload for several devices: the smallest number of each that fits, in a row."""
+    rows = []
+    for plan in plans:
+        advised = plan.advice.configuration
+        none = [f"none up to {plan.advice.tried_ranks:,}", *(len(HEAD) - 1) * [NONE]]
+        rows.append([plan.device, *(_row(advised, plan.currency) if advised else none)])
+    return [Section("devices", "side by side", [_filled(("device", *HEAD), rows)])]
 
 
 def summary(plans: Sequence[Plan]) -> str:
@@ -194,43 +177,48 @@ def _command(plan: Plan, advised: Point) -> str:
 
 
 def _overview(points: list[Point], currency: str | None, key: str) -> list[Block]:
-    head = ("ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "to target", "cost", "fits with")
-    rows = []
-    for point in points:
-        memory, step, reached = point.memory, point.step, point.target
-        row = [f"{point.ranks:,}", f"{point.global_batch:,}"]
-        if step is None:
-            batch = memory.largest_global_batch
-            missing = f"needs {size(memory.missing_bytes)} more on rank {memory.fullest_rank}"
-            row += [missing, *5 * ["-"], f"--train.batch-size {batch}" if batch else "no batch size"]
-        else:
-            row += [
-                size(memory.without_reuse_bytes),
-                _band_time(step),
-                f"{step.samples_per_s:,.0f}",
-                f"{point.scaling:.0%}",
-                f"{_approximately(reached)}{_band_time(reached.seconds)}" if reached else "-",
-                _range(reached.cost, digits, currency) if reached and reached.cost else "-",
-                point.options,
-            ]
-        rows.append(row)
-    shown = [column for column in range(len(head)) if any(row[column] not in ("-", "") for row in rows)]
     extrapolated = any(point.target and point.target.samples.extrapolated for point in points)
     note = "~ samples to the target are extrapolated beyond the published batch sizes" if extrapolated else ""
-    visible = [cells(*(row[column] for column in shown)) for row in rows]
-    blocks: list[Block] = [
-        Table(
-            tuple(head[column] for column in shown),
-            visible,
-            note,
-            left=tuple(at for at, column in enumerate(shown) if head[column] == "fits with"),
-        )
-    ]
-    fitting = [point for point in points if point.fits]
-    if fitting:
+    blocks: list[Block] = [_filled(HEAD, [_row(point, currency) for point in points], note)]
+    bars = [(_count(point.ranks, "rank"), _bar(point.step)) for point in points if point.step is not None]
+    if bars:
         label = "Predicted time of a step by part, for each number of ranks that fits"
-        blocks.append(Figure(f"{key}-steps", label, label, lambda: step_figure(fitting)))
+        blocks.append(Figure(f"{key}-steps", label, label, lambda: stacked(bars, "ms")))
     return blocks
+
+
+def _row(point: Point, currency: str | None) -> list[str]:
+    """One number of ranks."""
+    memory, step, reached = point.memory, point.step, point.target
+    row = [f"{point.ranks:,}", f"{point.global_batch:,}"]
+    if step is None:
+        batch = memory.largest_global_batch
+        missing = f"needs {size(memory.missing_bytes)} more on rank {memory.fullest_rank}"
+        return [*row, missing, *6 * [NONE], f"--train.batch-size {batch}" if batch else "no batch size"]
+    return [
+        *row,
+        size(memory.without_reuse_bytes),
+        _band_time(step),
+        f"{step.samples_per_s:,.0f}",
+        f"{point.scaling:.0%}",
+        f"{step.limit} {step.shares[step.limit]:.0%}",
+        f"{_approximately(reached)}{_band_time(reached.seconds)}" if reached else NONE,
+        _range(reached.cost, digits, currency) if reached and reached.cost else NONE,
+        point.options,
+    ]
+
+
+def _filled(head: tuple[str, ...], rows: list[list[str]], note: str = "") -> Table:
+    """A table of the columns in which something stands."""
+    shown = [column for column in range(len(head)) if any(row[column] not in (NONE, "") for row in rows)]
+    left = tuple(at for at, column in enumerate(shown) if head[column] in ("limit", "fits with"))
+    return Table(tuple(head[at] for at in shown), [cells(*(row[at] for at in shown)) for row in rows], note, left=left)
+
+
+def _bar(step: Step) -> list[BarPart]:
+    """The exposed parts of a step, in ms."""
+    tones = zip(PARTS, cycle((*FAMILIES, *EXTRA)))
+    return [BarPart(name, 1e3 * step.exposed[name], tone) for name, tone in tones if step.exposed[name]]
 
 
 def _details(plan: Plan, point: Point) -> list[Section]:
