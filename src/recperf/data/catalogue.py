@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import zipfile
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from ..errors import DataError, MachineError, UsageError
 from ..files import sha256
 from ..folders import fresh_folder
 from ..stop import poll
-from . import movielens, movielens_like
+from . import datasets, movielens, movielens_like
 from .config import MovieLensConfig
 from .movielens import MovieLens
 
@@ -107,9 +106,8 @@ def _facts(data: MovieLens) -> dict[str, object]:
 
 
 def _downloaded() -> Path:
-    folder = places.dataset_folder(REAL)
-    if not os.path.isdir(folder):
-        raise DataError(f"{REAL} is not on this machine", where={"folder": folder}, fix=f"recperf data get {REAL}")
+    folder = datasets.find(REAL).folder
+    assert folder is not None
     return folder
 
 

@@ -146,7 +146,7 @@ def find(name: str) -> Dataset:
         kind, inside = BUILT_IN[name]
         folder = None if inside is None else places.dataset_folder(name) / inside
         if folder is not None and not folder.is_dir():
-            raise DataError(f"{name} is not on this machine", where={"folder": folder}, fix=f"recperf data get {name}")
+            raise missing(name)
         return Dataset(name=name, kind=kind, folder=folder)
     is_name = os.path.basename(name) == name and name not in ("", ".", "..")
     dataset = _imported(places.dataset_folder(name)) if is_name else None
@@ -160,6 +160,16 @@ def find(name: str) -> Dataset:
         where={"known": ", ".join(names())},
         fix="recperf data list, or recperf data import --help",
     )
+
+
+def missing(name: str) -> DataError:
+    """The error for a dataset that recperf knows and that is not on this machine, or not prepared."""
+    folder = places.dataset_folder(name)
+    if any(folder.glob("raw/flat/*/*.parquet")):
+        what, fix = f"{name} is downloaded but not prepared", f"recperf data prepare {name}"
+    else:
+        what, fix = f"{name} is not on this machine", f"recperf data get {name}"
+    return DataError(what, where={"folder": folder}, fix=fix)
 
 
 def at(path: Path) -> Dataset:

@@ -14,7 +14,6 @@ from ...folders import one_at_a_time, temporary_folder
 from ..datasets import Dataset, legal_name
 from ..rows import pyarrow
 from ..user_files.load import LIST_MARK, LIST_ROLE
-from ..yambda.reference import open_events
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
 from ..yambda.store import EventStore, originals, own_ids
 from .encode import MANIFEST, VERSION
@@ -26,7 +25,9 @@ _CHUNK = 1 << 18
 
 def clicks_of(dataset: Dataset) -> Dataset:
     """A dataset of events as one of clicks, in the cache folder by the digest of the events and a store's version."""
-    store = _open(dataset)
+    from ..yambda.catalogue import events_of
+
+    store = events_of(dataset, notice_once)
     folder = places.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}"
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
@@ -34,15 +35,6 @@ def clicks_of(dataset: Dataset) -> Dataset:
                 notice_once(f"converting the events of {store.name} to click rows once, in {folder}")
                 _convert(store, folder)
     return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST)
-
-
-def _open(dataset: Dataset) -> EventStore:
-    """The store of a dataset; synthetic events are generated if they are not there yet."""
-    if dataset.folder is not None:
-        return open_events(dataset.folder)
-    from ..yambda.catalogue import embedded
-
-    return embedded(say=notice_once)
 
 
 def _convert(store: EventStore, folder: Path) -> None:

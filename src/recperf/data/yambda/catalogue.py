@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import places
-from ...errors import DataError, UsageError
+from ...errors import UsageError
 from ...folders import one_at_a_time
 from ...jsonfile import as_json
+from .. import datasets
+from ..datasets import Dataset
 from . import item_features, raw
 from .config import HistoryConfig, WindowConfig
 from .reference import FLAT_BYTES, open_events
-from .schema import DAY_S, EVENTS_FILE, LICENCE
+from .schema import DAY_S
 from .store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, verify
 from .windows import NoAnchors, WindowIndex
 from .yambda_like import NAME as SYNTHETIC
@@ -46,7 +48,7 @@ def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars)
         raise UsageError(f"{SYNTHETIC} is generated as a store", fix=f"recperf data make {SYNTHETIC} --path FOLDER")
     files = path or places.dataset_folder(name) / "raw"
     if path is None and not files.is_dir():
-        raise _missing(name)
+        raise datasets.missing(name)
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
     existed = (folder / MANIFEST).is_file()
     # Synthetic raw files may have any size.
@@ -120,25 +122,12 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
 
 def find(name: str, *, path: Path | None, say: Say) -> EventStore:
     """Open a prepared dataset; yambda-like is generated if it does not exist."""
-    if path is not None:
-        return open_events(path)
-    if name == SYNTHETIC:
-        return embedded(say=say)
-    if store_folder(name).is_dir():
-        return open_events(store_folder(name))
-    downloaded = places.dataset_folder(name) / "raw"
-    if any(downloaded.glob(f"flat/*/{EVENTS_FILE}")):
-        what, fix = f"{name} is downloaded but not prepared", f"recperf data prepare {name}"
-        raise DataError(what, where={"folder": downloaded}, fix=fix)
-    raise _missing(name)
+    return open_events(path) if path is not None else events_of(datasets.find(name), say)
 
 
-def _missing(name: str) -> DataError:
-    return DataError(
-        f"{name} is not on this machine",
-        where={"folder": places.dataset_folder(name)},
-        fix=f"recperf data get {name} ({LICENCE}), or name a folder with --path",
-    )
+def events_of(dataset: Dataset, say: Say) -> EventStore:
+    """The events of a dataset; synthetic ones are generated if they are not there yet."""
+    return embedded(say=say) if dataset.folder is None else open_events(dataset.folder)
 
 
 def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
