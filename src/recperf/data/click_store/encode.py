@@ -205,9 +205,7 @@ class StoredColumns:
         return [pair for pair in self.features if pair[0].kind != "numeric"]
 
 
-def selection(
-    columns: StoredColumns, inputs: Inputs, table: str, *, trimmed: bool, more: Mapping[str, str] | None = None
-) -> str:
+def selection(columns: StoredColumns, inputs: Inputs, table: str, *, more: Mapping[str, str] | None = None) -> str:
     """The query for every feature of a table, under the name f0, f1 and so on, categories as keys. `more` is SQL for
     further columns by their name."""
     texts, selected = dict(more or {}), {name: name for name in more or {}}
@@ -215,12 +213,12 @@ def selection(
         name = f"f{index}"
         selected[name] = name
         if one.kind == "numeric":
-            texts[name] = sql.number(column, kind, trimmed=trimmed)
+            texts[name] = sql.number(column, kind)
         elif one.kind == "multi":
-            texts[name] = sql.categories(column, kind, columns.separator, trimmed=trimmed)
+            texts[name] = sql.categories(column, kind, columns.separator)
             selected[name] = sql.keys(name, one.values)
         else:
-            texts[name], selected[name] = sql.category(column, kind, trimmed=trimmed), sql.key(name, one.values)
+            texts[name], selected[name] = sql.category(column, kind), sql.key(name, one.values)
     outer, inner = (", ".join(f"{text} AS {name}" for name, text in part.items()) for part in (selected, texts))
     return f"SELECT {outer} FROM (SELECT {inner} FROM {table})"
 
@@ -260,13 +258,15 @@ def encode_table(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"SET disabled_optimizers = {NOT_USED}")
         try:
-            connection.register("batch", plain)
-            inputs = list(column_types(connection, "batch").items())
+            connection.register("untrimmed", plain)
+            inputs = list(column_types(connection, "untrimmed").items())
         except duckdb.NotImplementedException as error:
             raise DataError(f"a column has a type that cannot be read: {error}", fix="write it as text") from None
+        trimmed = (f"{sql.stripped(name) if sql.is_text(kind) else name} AS {name}" for name, kind in inputs)
+        connection.execute(f"CREATE TEMP VIEW batch AS SELECT {', '.join(trimmed)} FROM untrimmed")
         compared = [_compared(connection, *pair, *one) for pair, one in zip(columns.features, inputs)]
         columns = replace(columns, features=compared)
-        query = selection(columns, inputs, "batch", trimmed=False)
+        query = selection(columns, inputs, "batch")
         return stored_arrays(columns, connection.sql(query).to_arrow_table())
 
 

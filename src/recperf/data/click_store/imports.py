@@ -138,7 +138,7 @@ class _Build:
             more["time"], _ = self.raw.time(sql_name(time_at), first=-LAST_SECOND)
         for at in (at for at, how in features.items() if how == "numeric"):
             column, kind, name = self._column(at)
-            wrong, fix = sql.no_number(column, kind, trimmed=True), f"--categorical {name} takes text as it is"
+            wrong, fix = sql.no_number(column, kind), f"--categorical {name} takes text as it is"
             self.raw.refuse(wrong, column, f"column {name!r}:", "a number", fix)
         self.raw.leave_out()
         self.rows = self.raw.count()
@@ -189,8 +189,8 @@ class _Build:
         # There are far fewer different texts than rows.
         query = f"SELECT {column} AS text, count(*) AS count FROM raw GROUP BY text"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE texts AS {query}")
-        one = sql.category("text", kind, trimmed=True)
-        several = sql.categories("text", kind, self.options.separator, trimmed=True)
+        one = sql.category("text", kind)
+        several = sql.categories("text", kind, self.options.separator)
         each = f"SELECT {f'unnest({several})' if how == 'multi' else one} AS value, count FROM texts"
         if not self.options.hash:
             self._require_room(name, self.raw.row(f"approx_count_distinct(value) FROM ({each})")[0])
@@ -229,7 +229,7 @@ class _Build:
         """Write the arrays; `more` is SQL for the label and the time."""
         columns = StoredColumns.of(self.folder, manifest)
         inputs = [self._column(at)[:2] for at in self.columns.features]
-        query = selection(columns, inputs, "raw", trimmed=True, more=more)
+        query = selection(columns, inputs, "raw", more=more)
         # Wide tables have fewer rows at once, so that their text stays within the memory limit.
         at_once = min(_PIECE, 1 << (_VALUES_AT_ONCE // (1 + len(inputs))).bit_length() - 1)
 

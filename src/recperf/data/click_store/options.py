@@ -224,12 +224,12 @@ def _questions(column: str, kind: str, separator: str) -> list[str]:
     """SQL for what `_decide` asks about a column, nothing if its type decides."""
     if sql.is_time(kind) or sql.is_list(kind) or sql.values_of(sql.element(kind)) is None:
         return []
-    distinct = f"approx_count_distinct({sql.category(column, kind, trimmed=True)})"
+    distinct = f"approx_count_distinct({sql.category(column, kind)})"
     if not sql.is_text(kind):
         return [f"count({column})", distinct, str(sql.is_integer(kind)), str(sql.is_number(kind)), "0.0"]
-    value = sql.present(column, kind, trimmed=True)
+    value = sql.present(column)
     whole = f"bool_and(regexp_full_match({value}, '-?[0-9]{{1,18}}'))"
-    number = f"NOT bool_or({sql.no_number(column, kind, trimmed=True)})"
+    number = f"NOT bool_or({sql.no_number(column, kind)})"
     return [f"count({value})", distinct, whole, number, f"avg(contains({value}, {literal(separator)})::INT)"]
 
 

@@ -60,7 +60,7 @@ class RawRows:
 
     def number(self, column: str) -> str:
         """SQL for a finite number, or NULL."""
-        return sql.number(f'"{column}"', self.kinds[column], trimmed=True)
+        return sql.number(f'"{column}"', self.kinds[column])
 
     def positive(self, column: str, name: str, *, is_rating: bool) -> tuple[str, float | None]:
         """SQL for whether a row is positive by its label or rating, and the least rating that is."""
@@ -73,7 +73,7 @@ class RawRows:
             return f"({rating} >= {threshold!r})", threshold
         label = f"({sql.label(value, kind, options.positives)})"
         if not options.positives:
-            self._require_two_labels(sql.category(value, kind, trimmed=True), name)
+            self._require_two_labels(sql.category(value, kind), name)
         self.refuse(f"{label} IS NULL", column, "label", "0 or 1, false or true")
         return f"{label}::BOOLEAN", None
 

@@ -3,7 +3,8 @@ the DuckDB database of an import, within a memory limit, with temporary files in
 
 A category is text without whitespace around it; the number 3.0 is the category 3. Empty text, and text like NA or null,
 is missing. Categories are compared by a key, which is the same whatever they are read from: in a column of numbers that
-of the number, in a column of booleans small letters, else the text itself. Times are microseconds since 1970.
+of the number, in a column of booleans small letters, else the text itself. Times are microseconds since 1970. Except
+for `stripped`, the SQL of columns of text is for text without whitespace around it.
 """
 
 from __future__ import annotations
@@ -115,9 +116,8 @@ def values_of(kind: str) -> Values | None:
     return "boolean" if kind == "BOOLEAN" else "number" if is_number(kind) else None
 
 
-def present(name: str, kind: str, *, trimmed: bool) -> str:
-    """SQL for text without the whitespace around it, NULL where it says that it is missing."""
-    name = name if trimmed else stripped(name)
+def present(name: str) -> str:
+    """SQL for text, NULL where it says that it is missing."""
     # Most values are longer, and comparing with every text takes far longer than that.
     longer = f"strlen({name}) > {max(map(len, MISSING))}"
     return f"CASE WHEN {longer} OR {name} NOT IN ({names(('', *MISSING))}) THEN {name} END"
@@ -130,18 +130,17 @@ def stripped(name: str) -> str:
     return f"CASE WHEN {ends} THEN {name} ELSE nullif(trim({name}, {literal(_WHITESPACE)}), '') END"
 
 
-def category(name: str, kind: str, *, trimmed: bool = False) -> str:
+def category(name: str, kind: str) -> str:
     """SQL for a category as text, or NULL."""
     if is_text(kind):
-        name = name if trimmed else stripped(name)
-        text = present(name, kind, trimmed=True)
+        text = present(name)
         whole = f"regexp_full_match({name}, '-?[0-9]+[.]0+')"
         return f"CASE WHEN ends_with({name}, '0') AND {whole} THEN split_part({text}, '.', 1) ELSE {text} END"
     if kind in _WHOLE:
         whole = f"{name} = floor({name}) AND NOT {inexact(name, kind)}"
         return f"CASE WHEN isnan({name}) THEN NULL WHEN {whole} THEN {name}::BIGINT::VARCHAR ELSE {name}::VARCHAR END"
     text = f"{name}::VARCHAR"
-    return category(text, "VARCHAR", trimmed=True) if kind.startswith("DECIMAL") else text
+    return category(text, "VARCHAR") if kind.startswith("DECIMAL") else text
 
 
 def inexact(name: str, kind: str) -> str:
@@ -149,16 +148,17 @@ def inexact(name: str, kind: str) -> str:
     return f"coalesce(abs({name}) >= {_WHOLE[kind]} AND NOT isnan({name}), false)" if kind in _WHOLE else "false"
 
 
-def categories(name: str, kind: str, separator: str, *, trimmed: bool = False) -> str:
+def categories(name: str, kind: str, separator: str) -> str:
     """SQL for the list of categories of a multi-valued column, as text."""
     if is_text(kind):
-        text = present(name, kind, trimmed=trimmed)
+        text = present(name)
         split = f"string_split({text}, {literal(separator)})"
         is_json = f"starts_with({text}, '[') AND json_valid({text})"
         parts = f"CASE WHEN {is_json} THEN from_json({text}, '[\"VARCHAR\"]') ELSE {split} END"
     else:
         parts = f"{name}::{element(kind)}[]" if is_list(kind) else f"[{name}]"
-    return f"list_transform({parts}, lambda x: {category('x', element(kind))})"
+    value = stripped("x") if is_text(element(kind)) else "x"
+    return f"list_transform({parts}, lambda x: {category(value, element(kind))})"
 
 
 def key(text: str, values: Values) -> str:
@@ -204,21 +204,20 @@ def values_in(connection: Any, table: str) -> Values:
     return "number" if plain or not connection.execute(f"{repeated} LIMIT 1").fetchall() else "text"
 
 
-def number(name: str, kind: str, *, trimmed: bool = False) -> str:
+def number(name: str, kind: str) -> str:
     """SQL for a finite number, or NULL."""
     if is_text(kind):
-        text = name if trimmed else present(name, kind, trimmed=False)
-        value = f"CASE WHEN regexp_full_match({text}, '{NUMBER}') THEN TRY_CAST({text} AS DOUBLE) END"
+        value = f"CASE WHEN regexp_full_match({name}, '{NUMBER}') THEN TRY_CAST({name} AS DOUBLE) END"
         return f"nullif(nullif({value}, 'inf'::DOUBLE), '-inf'::DOUBLE)"
     if kind in _WHOLE:
         return f"CASE WHEN isfinite({name}) THEN {name}::DOUBLE END"
     return f"{name}::DOUBLE" if is_number(kind) else "NULL::DOUBLE"
 
 
-def no_number(name: str, kind: str, *, trimmed: bool = False) -> str:
+def no_number(name: str, kind: str) -> str:
     """SQL for whether a value is neither missing nor a finite number."""
     if is_text(kind):
-        return f"({present(name, kind, trimmed=trimmed)} IS NOT NULL AND {number(name, kind, trimmed=trimmed)} IS NULL)"
+        return f"({present(name)} IS NOT NULL AND {number(name, kind)} IS NULL)"
     if kind in _WHOLE:
         return f"coalesce(isinf({name}), false)"
     return "false" if is_number(kind) else f"({name} IS NOT NULL)"
@@ -232,14 +231,14 @@ def microseconds(name: str, kind: str, per_second: int) -> str:
         return f"epoch_us(TRY_CAST({name} AS TIMESTAMPTZ))" if is_text(kind) else "NULL::BIGINT"
     if is_integer(kind):
         return f"TRY_CAST(TRY_CAST({name} AS HUGEINT) * 1000000 // {per_second} AS BIGINT)"
-    return f"TRY_CAST(round({number(name, kind, trimmed=True)} * {1_000_000 / per_second!r}) AS BIGINT)"
+    return f"TRY_CAST(round({number(name, kind)} * {1_000_000 / per_second!r}) AS BIGINT)"
 
 
 def label(name: str, kind: str, positives: tuple[str, ...] = ()) -> str:
     """SQL for 0 or 1, or NULL; with `positives` these values are 1 and all others 0."""
-    text = f"lower({category(name, kind, trimmed=True)})"
+    text = f"lower({category(name, kind)})"
     if positives:
-        clicked = ", ".join(f"lower({category(literal(value), 'VARCHAR')})" for value in positives)
+        clicked = ", ".join(f"lower({category(literal(value.strip()), 'VARCHAR')})" for value in positives)
         return f"CASE WHEN {text} IN ({clicked}) THEN 1 WHEN {text} IS NOT NULL THEN 0 END"
     return f"CASE WHEN {text} IN ({names(TRUE)}) THEN 1 WHEN {text} IN ({names(FALSE)}) THEN 0 END"
 

@@ -106,7 +106,7 @@ def _id(raw: RawRows, role: str) -> str:
     kind, value = raw.kinds[role], f'"{role}"'
     if kind in ("FLOAT", "DOUBLE"):
         value = f"CASE WHEN NOT isnan({value}) THEN {value} END"
-    there = value = present(value, kind, trimmed=True) if is_text(kind) else value
+    there = value = present(value) if is_text(kind) else value
     number = not is_text(kind)
     if is_text(kind):
         is_integer_id = f"regexp_full_match({value}, '{_INTEGER_ID}')"

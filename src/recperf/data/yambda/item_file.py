@@ -17,7 +17,7 @@ from ...files import sha256, writing
 from ..user_files.load import LIST_MARK, Progress, load_file
 from ..user_files.source import Source, inspect, position_of, recognised_columns
 from ..user_files.text_rows import BadRows
-from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, is_text, literal
+from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, literal
 from .import_options import ImportOptions
 from .item_features import FILE
 from .manifest import ItemFileFacts
@@ -49,10 +49,10 @@ class ItemFile:
     def _keyed(self, bad: BadRows) -> None:
         """Create `item_rows`: the key by which items are found, the title and the features, each a list of texts."""
         types = column_types(self.connection, "item_raw")
-        values = {"key": category('"id"', types["id"], trimmed=True)}
+        values = {"key": category('"id"', types["id"])}
         values["title"] = '"title"::VARCHAR' if "title" in types else "NULL::VARCHAR"
         for role in self.features:
-            values[role] = categories(f'"{role}"', types[role], LIST_MARK, trimmed=is_text(types[role]))
+            values[role] = categories(f'"{role}"', types[role], LIST_MARK)
         selected = ", ".join(f'{value} AS "{name}"' for name, value in values.items())
         self.connection.execute(f"CREATE TABLE item_rows AS SELECT rowid AS row, {selected} FROM item_raw")
         fix = "give each item one row, or check --items-id"
@@ -76,7 +76,7 @@ class ItemFile:
         genres = f"array_to_string(item_rows.{self.features[0]}, '{LIST_MARK}')"
         self.connection.execute(
             f"CREATE TABLE joined AS SELECT raw.*, nullif({genres}, '') AS genres FROM raw "
-            f"LEFT JOIN item_rows ON {category('raw.item', kind, trimmed=True)} = item_rows.key ORDER BY raw.rowid"
+            f"LEFT JOIN item_rows ON {category('raw.item', kind)} = item_rows.key ORDER BY raw.rowid"
         )
         for statement in ("DROP TABLE raw", "ALTER TABLE joined RENAME TO raw"):
             self.connection.execute(statement)
