@@ -40,7 +40,6 @@ def base(parts: dict[str, float], device: str) -> dict[str, Any]:
 
 def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **sections: Any) -> dict[str, Any]:
     wall = sum(parts.values())
-    cost = {"plain_ms": wall * 0.97, "clocked_ms": wall, "share": 1 / 0.97 - 1}
     found: dict[str, Any] = {
         **base(parts, device),
         "kind": "profile",
@@ -52,14 +51,10 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
         "communication": {"missing": "one rank"},
         "advice": [],
         "trust": {
-            "steps": 48,
-            "warmup": 12,
-            "profiling": {"budget": cost, "full": {"plain_ms": wall, "clocked_ms": wall * 1.6, "share": 0.6}},
+            "tracing": {"plain_ms": wall, "clocked_ms": wall * 1.6, "share": 0.6},
             "seed": 42,
             "versions": {"torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "python": "3.11.7"},
             "clocks": {"sm_mhz": 1980, "mem_mhz": 3201, "power_w": 231.0},
-            "other_work": {"share": 0.02},
-            "not_measured": ["transfers: the trace has none"],
         },
         "trace": None,
     }

@@ -97,7 +97,7 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(peaks: Peaks, monke
     monkeypatch.setattr(measuring, "share_of_others", lambda *_: 0.3)
     monkeypatch.setattr(measuring, "REPEAT_SECONDS", 0.0)
     profile = profiling.profile(DLRM, tiny(), peaks, BUDGET, lambda _: None)
-    assert profile.trust.other_work["share"] == profile.observed.other_work == 0.3
+    assert profile.other_work == profile.observed.other_work == 0.3
     assert profile.verdict.confidence != "high"
     assert "other work used 30% of the cores" in profile.verdict.doubts
     profile.overhead.share = -0.049
@@ -194,8 +194,8 @@ def test_a_profile_without_ceilings_guesses_no_fixes() -> None:
     profile = profiling.profile(DLRM, tiny(), None, BUDGET, lambda text: None)
     assert profile.advice == []
     assert isinstance(profile.roofline, Missing)
+    assert profile.roofline.missing.startswith("the ceilings")
     assert profile.verdict.confidence != "high"
-    assert any(text.startswith("roofline: the ceilings") for text in profile.trust.not_measured)
 
 
 def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(peaks: Peaks) -> None:

@@ -119,21 +119,12 @@ def _touched(trial: Trial) -> list[torch.Tensor]:
 
 
 def _trust(result: Profile, config: Any, traced: StepTables | None) -> Trust:
-    sections = ("kernels", "idle", "transfers", "roofline", "communication", "advice")
-    reasons = {name: getattr(getattr(result, name), "missing", None) for name in sections}
     plain, traced_ms = result.overhead.plain_ms, traced.window.wall_ms if traced else 0.0
     return Trust(
-        steps=result.steps,
-        warmup=result.warmup,
-        profiling={
-            "budget": result.overhead,
-            "full": MeasuringCost(plain, traced_ms, traced_ms / plain - 1) if traced else None,
-        },
+        tracing=MeasuringCost(plain, traced_ms, traced_ms / plain - 1) if traced else None,
         seed=config.seed,
         versions={**packages(), "cuda": torch.version.cuda},
         clocks=_clocks() if result.device != "cpu" else None,
-        other_work={"share": result.other_work},
-        not_measured=[f"{name}: {reason}" for name, reason in reasons.items() if reason],
     )
 
 

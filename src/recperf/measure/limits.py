@@ -28,7 +28,6 @@ from .profile_records import (
 )
 from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles, Verdict
 from .trace.read import summed
-from .trace.records import ComparedRanks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +118,7 @@ def verdict_of(figures: StepFigures, peaks: Peaks | None) -> tuple[dict[str, flo
     return attribution.shares, verdict
 
 
-def ranks_sentence(communication: Communication | ComparedRanks | None) -> str:
+def ranks_sentence(communication: Communication | None) -> str:
     """The slowest rank and what waiting costs; empty for a single rank."""
     if communication is None or not communication.each:
         return ""

@@ -107,15 +107,19 @@ class Rank(RankTimes):
     rank: int
 
 
-class MeasuredRank(Rank):
+class MeasuredRank(Rank, omit_defaults=True):
     awaited_ms: Number | None
     """Time that the others waited for it."""
     largest_part: str
+    file: str | None = None
+    """Its trace."""
 
 
-class CollectiveTimes(Struct, omit_defaults=True, kw_only=True):
+class Collective(Struct, omit_defaults=True, kw_only=True):
     """A kind of collective, per step; times are means over the ranks, None where they are not known."""
 
+    what: str
+    part: str | None = None
     count: Number
     bytes: Number
     ms: Number | None = None
@@ -124,11 +128,6 @@ class CollectiveTimes(Struct, omit_defaults=True, kw_only=True):
     moving_ms: Number | None = None
     awaited_rank: int | None = None
     """The rank for which the others waited longest."""
-
-
-class Collective(CollectiveTimes, kw_only=True):
-    part: str
-    what: str
 
 
 class Communication(Section):
@@ -284,15 +283,10 @@ class SavedTrace(Struct):
 class Trust(Struct):
     """What a reader must know to believe a profile."""
 
-    steps: int = 0
-    warmup: int = 0
-    profiling: dict[str, MeasuringCost | None] = {}
-    """The cost of measuring, by what was measured."""
+    tracing: MeasuringCost | None = None
     seed: int | None = None
     versions: dict[str, str | None] = {}
     clocks: dict[str, Number] | None = None
-    other_work: dict[str, Number | None] = {}
-    not_measured: list[str] = []
 
 
 class Profile(StepFigures, kw_only=True):

@@ -193,7 +193,7 @@ def test_collectives_are_exposed_where_nothing_else_runs() -> None:
         ]
     )
     assert as_json(analysis.communication.rows) == [
-        {"name": "AllReduce", "count": 1, "bytes": 0, "ms": 0.1, "exposed_ms": pytest.approx(0.080)}
+        {"what": "AllReduce", "count": 1, "bytes": 0, "ms": 0.1, "exposed_ms": pytest.approx(0.080)}
     ]
     host = [
         made.around("ProfilerStep#0", 0, 200),

@@ -37,9 +37,9 @@ def test_the_slowest_rank_and_who_waits_for_it(tmp_path: Path) -> None:
     assert [round(1e3 * each[rank].late_ms) for rank in range(3)] == [60, 0, 30]
     assert round(1e3 * each[1].awaited_ms) == 90
     reduce, barrier = compared.collectives
-    assert (reduce.name, reduce.count, reduce.awaited_rank) == ("all_reduce", 1, 1)
+    assert (reduce.what, reduce.count, reduce.awaited_rank) == ("all_reduce", 1, 1)
     assert (reduce.ms, reduce.late_ms, reduce.moving_ms) == pytest.approx((0.040, 0.030, 0.010))
-    assert (barrier.name, barrier.late_ms, barrier.awaited_rank) == ("barrier", 0, None)
+    assert (barrier.what, barrier.late_ms, barrier.awaited_rank) == ("barrier", 0, None)
     assert compared.notes == []
 
 

@@ -19,12 +19,12 @@ import numpy as np
 from msgspec.structs import asdict
 
 from ...errors import DataError
-from ..profile_records import Idle, Kernel, Kernels, Missing, SmallKernels
+from ..profile_records import Collective, Idle, Kernel, Kernels, MeasuredRank, Missing, SmallKernels
 from .file import looks_like_trace
 from .idle import collectives, communication, idle, transfers
 from .nesting import SMALL_US, Nesting, TracedSteps, merged, per_step
 from .read import MERGED, Trace, facts_in, grouped, rank_in, read
-from .records import ComparedRanks, RankFacts, StepTables, TracedCollective, TracedRank, TraceFacts
+from .records import ComparedRanks, RankFacts, StepTables, TraceFacts
 from .regions import OTHER, parts, timings
 
 NO_DEVICE = "no device in this trace"
@@ -176,7 +176,9 @@ def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
 class _Rank:
     """What remains of one rank's trace."""
 
-    row: TracedRank
+    row: MeasuredRank
+    path: Path
+    steps: int
     of: int | None
     times: dict[tuple[str, int], list[float]]
     """How long every collective took in ms, by name and size, in order of time: those of different sizes may run at
@@ -208,16 +210,16 @@ def compare_ranks(folder: Path) -> ComparedRanks:
     The same occurrence of a collective ends on all ranks at about the same time, so the rank on which it took least
     arrived last, and what it took longer elsewhere is waiting for that rank.
     """
-    ranks = sorted((_summary(path) for path in traces_in(folder)), key=lambda rank: (rank.row.rank, rank.row.file))
+    ranks = sorted((_summary(path) for path in traces_in(folder)), key=lambda rank: (rank.row.rank, rank.path))
     each = [rank.row for rank in ranks]
-    for one, other in pairwise(each):
-        if one.rank == other.rank:
+    for one, other in pairwise(ranks):
+        if one.row.rank == other.row.rank:
             raise DataError(
-                f"two traces belong to rank {one.rank}",
-                where={"one": folder / one.file, "other": folder / other.file},
+                f"two traces belong to rank {one.row.rank}",
+                where={"one": one.path, "other": other.path},
                 fix="leave one trace of each rank in the folder",
             )
-    steps = np.array([[row.steps] for row in each])
+    steps = np.array([[rank.steps] for rank in ranks])
     late_R = np.zeros(len(ranks))
     awaited_R: defaultdict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(len(ranks)))
     unequal: dict[str, None] = {}
@@ -233,20 +235,22 @@ def compare_ranks(folder: Path) -> ComparedRanks:
     for row, late, awaited in zip(each, late_R.tolist(), sum(awaited_R.values(), np.zeros(len(ranks))).tolist()):
         # A collective may wait in the background: only what the rank itself waits is a loss.
         row.late_ms, row.moving_ms, row.awaited_ms = min(late, row.exposed_ms), max(0.0, row.exposed_ms - late), awaited
-    slowest = max(each, key=lambda row: row.own_ms)
+    slowest = max(ranks, key=lambda rank: rank.row.own_ms)
     exposed, step = statistics.fmean(row.exposed_ms for row in each), statistics.fmean(row.step_ms for row in each)
     of = max(rank.of or 0 for rank in ranks)
     notes = [UNEQUAL.format(names=", ".join(unequal))] if unequal else []
     if of > len(ranks):
         notes.append(f"{of - len(ranks)} of {of} ranks have no trace in the folder")
-    if len({row.steps for row in each}) > 1:
+    if len({rank.steps for rank in ranks}) > 1:
         notes.append("the ranks recorded different numbers of steps")
     rows = [_collective(name, ranks, awaited) for name, awaited in awaited_R.items()]
     return ComparedRanks(
         ranks=len(ranks),
-        steps=min(row.steps for row in each),
-        slowest=slowest.rank,
-        file=str(folder / slowest.file),
+        steps=min(rank.steps for rank in ranks),
+        slowest=slowest.row.rank,
+        file=str(slowest.path),
+        step_ms=step,
+        own_ms=statistics.fmean(row.own_ms for row in each),
         each=each,
         collectives=sorted(rows, key=lambda row: (-(row.late_ms or 0.0), -(row.ms or 0.0))),
         exposed_ms=exposed,
@@ -257,18 +261,18 @@ def compare_ranks(folder: Path) -> ComparedRanks:
     )
 
 
-def _collective(name: str, ranks: list[_Rank], awaited_R: np.ndarray[Any, Any]) -> TracedCollective:
+def _collective(name: str, ranks: list[_Rank], awaited_R: np.ndarray[Any, Any]) -> Collective:
     """A collective per step, mean over the ranks; `awaited_R` is the time that the others waited for each."""
     per_step = [
-        (len(times) / rank.row.steps, sum(times) / rank.row.steps)
+        (len(times) / rank.steps, sum(times) / rank.steps)
         for rank in ranks
         for (own, _), times in rank.times.items()
         if own == name
     ]
     count, ms = (sum(figures) / len(ranks) for figures in zip(*per_step))
     late = float(awaited_R.sum()) / len(ranks)
-    return TracedCollective(
-        name=name,
+    return Collective(
+        what=name,
         count=count,
         bytes=statistics.fmean(rank.bytes.get(name, 0.0) for rank in ranks),
         ms=ms,
@@ -299,5 +303,6 @@ def _summary(path: Path) -> _Rank:
         rank, of = int(match[1]), None
     step_ms, exposed = analysis.window.wall_ms, analysis.communication.exposed_ms
     own = max(0.0, step_ms - exposed)
-    row = TracedRank(step_ms, own, exposed, None, None, rank, None, largest.name, file=path.name, steps=window.count)
-    return _Rank(row, of, dict(times), {row.name: row.bytes for row in analysis.communication.rows})
+    row = MeasuredRank(step_ms, own, exposed, None, None, rank, None, largest.name, path.name)
+    sent = {row.what: row.bytes for row in analysis.communication.rows}
+    return _Rank(row, path, window.count, of, dict(times), sent)

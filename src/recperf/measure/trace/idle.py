@@ -12,10 +12,10 @@ from math import prod
 from typing import NamedTuple
 
 from ...units import size, time
-from ..profile_records import Idle, Sync, Transfer
+from ..profile_records import Collective, Idle, Sync, Transfer
 from .nesting import COLLECTIVE, NONE, Cover, Innermost, Nesting, TracedSteps, merged, per_step
 from .read import ELEMENT_BYTES, Device, Host, Trace, grouped
-from .records import TracedCollective, TracedCommunication
+from .records import TracedCommunication
 from .regions import frame_of
 
 CAUSES = ("input wait", "host wait", "kernel gap", "sync")
@@ -254,30 +254,30 @@ def _divide_idle(waits: defaultdict[str, float], nesting: Nesting, window: Trace
         waits["sync" if gap.after_sync else "launch"] += max(0.0, length - in_input - in_sync - outside)
 
 
-class Collective(NamedTuple):
+class CollectiveCall(NamedTuple):
     name: str
     start: float
     end: float
     bytes: int
 
 
-def collectives(nesting: Nesting, window: TracedSteps) -> list[Collective]:
+def collectives(nesting: Nesting, window: TracedSteps) -> list[CollectiveCall]:
     """The collectives of the steps in order of time, those of the device if it has any."""
     listed = [
-        Collective(match["name"], work.start, work.end, work.bytes)
+        CollectiveCall(match["name"], work.start, work.end, work.bytes)
         for work in window.work
         if work.kind == "kernel" and (match := _KERNEL.search(work.name))
     ]
     if not listed:
         listed = [
-            Collective(event.name.partition(":")[2], event.start, event.end, _bytes(event))
+            CollectiveCall(event.name.partition(":")[2], event.start, event.end, _bytes(event))
             for event in nesting.events
             if event.kind == "range" and COLLECTIVE.match(event.name) and window.holds(event.start)
         ]
     return sorted(listed, key=lambda item: item.start)
 
 
-def lateness(items: list[Collective]) -> list[str]:
+def lateness(items: list[CollectiveCall]) -> list[str]:
     """How much of the collective that takes most time waits for late ranks, as far as its calls of the same size tell.
 
     A rank that is late in every call looks like slow bytes here.
@@ -305,19 +305,19 @@ def communication(trace: Trace, nesting: Nesting, window: TracedSteps) -> Traced
     busy = Cover(other_work(nesting, window, on_device=on_device))
     groups = grouped(items, lambda item: item.name)
     scale = 1e3 * window.count
-    rows: list[TracedCollective] = []
+    rows: list[Collective] = []
     for name, members in groups.items():
         union = merged((item.start, item.end) for item in members)
         rows.append(
-            TracedCollective(
-                name=name,
+            Collective(
+                what=name,
                 count=per_step(len(members), window.count),
                 bytes=per_step(sum(item.bytes for item in members), window.count),
                 ms=sum(item.end - item.start for item in members) / scale,
                 exposed_ms=sum(end - start - busy.of(start, end) for start, end in union) / scale,
             )
         )
-    rows.sort(key=lambda row: (-(row.exposed_ms or 0.0), -(row.ms or 0.0), row.name))
+    rows.sort(key=lambda row: (-(row.exposed_ms or 0.0), -(row.ms or 0.0), row.what))
     union = merged((item.start, item.end) for item in items)
     return TracedCommunication(
         where="device" if on_device else "host",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jsonfile import Number, Struct
-from ..profile_records import CollectiveTimes, Idle, Kernels, MeasuredRank, Missing, Section, TracedPart, Transfer
+from ..profile_records import Collective, Communication, Idle, Kernels, Missing, Section, TracedPart, Transfer
 from ..records import Explanation
 
 
@@ -22,15 +22,11 @@ class Window(Struct):
     """The busiest of them."""
 
 
-class TracedCollective(CollectiveTimes, kw_only=True):
-    name: str
-
-
 class TracedCommunication(Section):
     """The collectives of a trace, per step."""
 
     where: str = "host"
-    rows: list[TracedCollective] = []
+    rows: list[Collective] = []
     exposed_ms: Number = 0.0
     """Time in which nothing else runs."""
 
@@ -77,25 +73,11 @@ class TraceLimit(Explanation, kw_only=True):
     """Whose ceilings were used, or why none."""
 
 
-class TracedRank(MeasuredRank, kw_only=True):
-    file: str
-    steps: int
+class ComparedRanks(Communication, kw_only=True):
+    """The traces of several ranks compared."""
 
-
-class ComparedRanks(Struct, kw_only=True):
-    """The traces of several ranks compared, in ms per step."""
-
-    ranks: int
-    steps: int
-    slowest: int
     file: str
     """The trace of the slowest rank."""
-    each: list[TracedRank]
-    collectives: list[TracedCollective]
-    exposed_ms: Number
-    exposed_share: Number
-    late_ms: Number
-    moving_ms: Number
     notes: list[str]
 
 

@@ -25,7 +25,6 @@ from ...measure.profile_records import (
 )
 from ...measure.records import Advice, Explanation
 from ...measure.rows import place_rows
-from ...measure.trace.records import ComparedRanks, TracedCollective
 from ...units import digits
 from . import charts
 from . import formats as fmt
@@ -135,8 +134,7 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
     trust = profile.trust or Trust()
     steps = f"{profile.steps} measured after {profile.warmup} of warm-up, batch {profile.batch_size:,}"
     rows: list[tuple[str, str | Cell]] = [("steps", steps)]
-    overheads = trust.profiling or {"budget": profile.overhead}
-    for name, cost in overheads.items():
+    for name, cost in (("budget", profile.overhead), ("full", trust.tracing)):
         text = fmt.NOT_MEASURED
         if cost:
             plain, clocked = fmt.time(cost.plain_ms), fmt.time(cost.clocked_ms)
@@ -151,7 +149,7 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
     rows.append(("versions", versions or "not recorded"))
     if trust.seed is not None:
         rows.append(("seed", str(trust.seed)))
-    busy = trust.other_work.get("share")
+    busy = profile.other_work
     if busy is not None:
         doubt = "; too much for the times to be trusted" if busy > DISTURBED else ""
         rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))
@@ -159,7 +157,6 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
     if trace := profile.trace:
         rows.append(("trace", f"{trace.file}, {fmt.size(trace.bytes)}, {trace.steps} steps"))
     rows += [(f"not measured: {', '.join(titles)}", reason) for reason, titles in missing.items()]
-    rows += [("not measured", reason) for reason in trust.not_measured]
     for name in ("cpu", "cores", "memory_gib", "system", "fingerprint"):
         if machine.get(name) is not None:
             rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))
@@ -338,7 +335,7 @@ def communication(key: str, section: Communication) -> list[Block]:
     ]
 
 
-def collective_blocks(collectives: Sequence[Collective | TracedCollective], note: str) -> list[Block]:
+def collective_blocks(collectives: Sequence[Collective], note: str) -> list[Block]:
     """A row for every kind of collective, with the times that are known of it."""
     if not collectives:
         return []
@@ -347,8 +344,8 @@ def collective_blocks(collectives: Sequence[Collective | TracedCollective], note
     compared = first.late_ms is not None
     rows = [
         cells(
-            Cell(row.what if isinstance(row, Collective) else row.name, width=40),
-            *([component(row.part)] if isinstance(row, Collective) else []),
+            Cell(row.what, width=40),
+            *([component(row.part)] if row.part else []),
             fmt.count(row.count),
             fmt.size(row.bytes or None),
             *(fmt.time(getattr(row, name)) for name in times),
@@ -356,12 +353,12 @@ def collective_blocks(collectives: Sequence[Collective | TracedCollective], note
         )
         for row in collectives
     ]
-    where, awaited = ("in",) * isinstance(first, Collective), ("most waited for",) * compared
+    where, awaited = ("in",) * (first.part is not None), ("most waited for",) * compared
     head = ("collective", *where, "count", "sent", *(WAITING[name] for name in times), *awaited)
     return [Table(head, rows, note, left=tuple(map(head.index, (*where, *awaited))))]
 
 
-def rank_blocks(key: str, section: Communication | ComparedRanks, method: str) -> list[Block]:
+def rank_blocks(key: str, section: Communication, method: str) -> list[Block]:
     """A bar and a row for every rank: its own work and its waits; of many ranks, bars of those with most own work."""
     each = sorted(section.each, key=lambda row: -row.own_ms)
     names = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms", "awaited_ms")
