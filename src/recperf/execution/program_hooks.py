@@ -347,15 +347,18 @@ def patched_function(name: str, wrap: Wrap) -> AbstractContextManager[None]:
     """Let `package.module:function` or `package.module:Class.method` pass through a hook."""
     module, _, path = name.partition(":")
     try:
-        owner: Any = import_module(module)
-        *outer, attribute = path.split(".")
-        for part in outer:
-            owner = getattr(owner, part)
-        inspect.getattr_static(owner, attribute)
+        return patched_path(import_module(module), path, wrap)
     except ImportError as error:
         raise UsageError(f"cannot import {module}: {error}") from None
     except AttributeError:
         raise UsageError(f"{module} has no {path!r}") from None
+
+
+def patched_path(owner: Any, path: str, wrap: Wrap) -> AbstractContextManager[None]:
+    *outer, attribute = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    inspect.getattr_static(owner, attribute)
     return patched(owner, attribute, wrap)
 
 

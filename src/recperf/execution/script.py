@@ -13,6 +13,7 @@ import os
 import sys
 import tokenize
 import traceback
+from collections import UserDict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,10 +27,10 @@ import torch
 
 from ..errors import MachineError, UsageError
 from ..runs.step_report import Report
-from .program_hooks import Hooks, ProgramStopped, patched_function
+from .program_hooks import Hooks, ProgramStopped, Wrap, patched_function, patched_path
 from .step_profile import Profiler
 
-_MARK = "__recperf_{}__"
+MAIN = "__main__:"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class Program:
     """`module:function` that return or yield batches."""
     to_the_end: bool = False
     """Let the program end by itself after enough steps were seen."""
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The functions that were named, each after its kind: step or input."""
+        steps = [] if self.step_function is None else [("step", self.step_function)]
+        return steps + [("input", name) for name in self.input_functions]
 
 
 @dataclass
@@ -76,7 +83,7 @@ def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
             f"the program would run as one of {size} processes, which do not stop at the same step",
             fix="profile it as one process, or record a trace per rank for recperf profile --trace FOLDER",
         )
-    code, wrapped = _compiled(program)
+    code = _compiled(program)
     outcome = Outcome()
     profiler.__enter__()
     # Also where the program fails; no report is built.
@@ -84,8 +91,6 @@ def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
         began = process_time()
         hooks = Hooks(profiler, to_the_end=program.to_the_end, ends_by_optimizer=program.step_function is None)
         with hooks, _as_main(program) as module:
-            for name in wrapped:
-                module.__dict__[_MARK.format(name)] = hooks.steps if name == "step" else hooks.inputs
             outcome.code, outcome.stopped = _run(program, code, module, hooks)
         del module
         if active_children():
@@ -124,14 +129,13 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outco
 
 def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks) -> tuple[int, bool]:
     """The program's exit code, and whether it was stopped."""
+    wraps: dict[str, Wrap] = {"step": hooks.steps, "input": hooks.inputs}
+    inside = [(name.removeprefix(MAIN), wraps[kind]) for kind, name in program.named if name.startswith(MAIN)]
     try:
-        for name, wrap in (
-            (program.step_function, hooks.steps),
-            *((name, hooks.inputs) for name in program.input_functions),
-        ):
-            if name and not name.startswith("__main__:"):
-                hooks.enter_context(patched_function(name, wrap))
-        exec(code, module.__dict__)
+        for kind, name in program.named:
+            if not name.startswith(MAIN):
+                hooks.enter_context(patched_function(name, wraps[kind]))
+        exec(code, module.__dict__, _Hooked(module, inside, hooks) if inside else None)
     except ProgramStopped:
         return 0, True
     except SystemExit as exit:
@@ -172,8 +176,8 @@ def _as_main(program: Program) -> Iterator[ModuleType]:
             torch.set_default_device(device)
 
 
-def _compiled(program: Program) -> tuple[Any, list[str]]:
-    """The program's code, in which functions of __main__ that were named pass through a hook."""
+def _compiled(program: Program) -> Any:
+    """The program's code, which must define the functions of __main__ that were named."""
     try:
         with tokenize.open(program.script) as file:
             source = file.read()
@@ -182,44 +186,24 @@ def _compiled(program: Program) -> tuple[Any, list[str]]:
         raise UsageError(f"cannot read the program: {error.strerror}", where={"script": program.script}) from None
     except (SyntaxError, UnicodeDecodeError) as error:
         raise UsageError(f"the program is not valid Python: {error}", where={"script": program.script}) from None
-    wrapped = []
-    names = [("step", program.step_function), *(("input", name) for name in program.input_functions)]
-    for kind, name in names:
-        if name is None:
-            continue
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for kind, name in program.named:
         module, _, function = name.partition(":")
         if not module or not function:
             raise UsageError(f"--{kind}-function is {name!r}; it must be module:function, or __main__:function")
-        if module == "__main__":
-            change = _PassThrough(function, _MARK.format(kind))
-            tree = change.visit(tree)
-            if not change.count:
-                raise UsageError(f"the program defines no {function!r}", where={"script": program.script})
-            wrapped.append(kind)
-    tree = ast.fix_missing_locations(tree)
-    return compile(tree, str(program.script), "exec", dont_inherit=True), wrapped
+        if module == "__main__" and not defined.issuperset(function.split(".")):
+            raise UsageError(f"the program defines no {function!r}", where={"script": program.script})
+    return compile(tree, str(program.script), "exec", dont_inherit=True)
 
 
-class _PassThrough(ast.NodeTransformer):
-    """Lets a function of a module, or a method of a class, pass through a hook where it is defined."""
+class _Hooked(UserDict[str, Any]):
+    """The names of a program while it runs: functions that were named pass through their hooks once defined."""
 
-    def __init__(self, function: str, hook: str) -> None:
-        self._path, self._hook = function.split("."), hook
-        self._inside: list[str] = []
-        self.count = 0
+    def __init__(self, module: ModuleType, named: list[tuple[str, Wrap]], hooks: Hooks) -> None:
+        self.data, self.module, self.named, self.hooks = module.__dict__, module, named, hooks
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if self._path[: len(self._inside) + 1] == [*self._inside, node.name]:
-            self._inside.append(node.name)
-            self.generic_visit(node)
-            self._inside.pop()
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if self._path == [*self._inside, node.name]:
-            self.count += 1
-            kinds = [isinstance(item, ast.Name) and item.id in ("staticmethod", "classmethod") for item in
-                     node.decorator_list]  # fmt: skip
-            place = len(kinds) - kinds[::-1].index(True) if True in kinds else 0
-            node.decorator_list.insert(place, ast.copy_location(ast.Name(self._hook, ast.Load()), node))
-        return node
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        for path, wrap in self.named:
+            if path.partition(".")[0] == name:
+                self.hooks.enter_context(patched_path(self.module, path, wrap))
