@@ -161,6 +161,7 @@ def test_a_change_that_does_not_run_is_not_applicable(program: Program, monkeypa
     assert "sparse gradients are not supported" in str(row.note)
 
 
+@pytest.mark.long
 def test_a_program_that_fails_says_why(program: Program) -> None:
     program.script.write_text("raise SystemExit('no data here')")
     with pytest.raises(program_trial.MachineError, match="exit code 1 after 0 steps"):

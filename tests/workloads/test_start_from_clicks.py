@@ -146,6 +146,7 @@ def test_it_resumes_without_the_other_run(folder: Path) -> None:
     assert main(["check", str(resumed), "--quiet"]) in (0, 5)
 
 
+@pytest.mark.long
 def test_hashed_tables_are_taken_over_whole(folder: Path) -> None:
     hashed = ("--categorical", "user,ad", "--numeric", "price", "--hash", "50")
     for name, days, seed in (("hash-old", range(1000, 1010), 6), ("hash-new", range(1010, 1020), 7)):
@@ -162,6 +163,7 @@ def test_hashed_tables_are_taken_over_whole(folder: Path) -> None:
             assert torch.equal(old.embeddings.table(key), new.embeddings.table(key))
 
 
+@pytest.mark.long
 def test_what_cannot_be_started_from_is_refused_in_a_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = pd.read_csv(folder / "new.csv")
     plain = ("--categorical", "user,ad", "--numeric", "price", "--multi", "tags")
