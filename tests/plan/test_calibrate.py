@@ -71,7 +71,7 @@ def test_a_calibration_is_stored_for_its_model_and_a_damaged_file_is_ignored() -
     assert calibrate.stored("h200", WORK) == RATES
     assert calibrate.stored("b200", WORK) is None
     assert calibrate.stored("h200", planned(laptop()).work()) is None
-    path = calibrate._path()
+    path = calibrate._path("h200", WORK)
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"copy": 4', b'"copy": 5'))
     assert path.read_bytes() != content

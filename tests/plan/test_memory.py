@@ -93,7 +93,7 @@ def test_remedies_fit() -> None:
     plan = predict(planned(small), 32, device, parallelism=parallelism, skew=ids)
     assert not plan.memory.fits
     assert plan.memory.fullest_rank == 0
-    remedies = dict(advice.remedies(plan, parallelism, device))
+    remedies = dict(advice.remedies(plan, device))
     assert any(options.count("=column") >= 2 for options in remedies)
     for options, changed in remedies.items():
         assert predict(planned(small), 32, device, parallelism=changed, skew=ids).memory.fits

@@ -36,23 +36,20 @@ def largest_batch(fits: Callable[[int], bool], too_large: int) -> int:
     return low
 
 
-def remedies(plan: Prediction, parallelism: Parallelism, device: Device) -> Iterator[tuple[str, Parallelism]]:
+def remedies(plan: Prediction, device: Device) -> Iterator[tuple[str, Parallelism]]:
     """Changes that make the plan fit, the smallest first: options of `recperf run`."""
-    for options, changed in _smaller(plan, parallelism):
+    for options, changed in _smaller(plan, plan.parallelism):
         placed = place(plan.work.tables, plan.ranks, plan.rank_batch, changed)
         if memory_of(plan.work, placed, plan.skew, plan.rank_batch, device, changed).fits:
             yield options, changed
 
 
 def improvements(
-    plan: Prediction,
-    parallelism: Parallelism,
-    predicted: Callable[[Parallelism], Prediction],
-    most: int = 3,
+    plan: Prediction, predicted: Callable[[Parallelism], Prediction], most: int = 3
 ) -> list[tuple[str, Prediction]]:
     """Changes that shorten the step and still fit, the best first: options of `recperf run`, and the step with them. On
     one rank there are none."""
-    changes = [] if plan.ranks == 1 else _faster(plan, parallelism)
+    changes = [] if plan.ranks == 1 else _faster(plan, plan.parallelism)
     tried = [(options, predicted(changed)) for options, changed in changes]
     better = [one for one in tried if one[1].memory.fits and one[1].step.value <= (1 - NOTICEABLE) * plan.step.value]
     return sorted(better, key=lambda one: one[1].step.value)[:most]

@@ -31,7 +31,7 @@ from .work import CALLS, CALLS_PER_LAYER, Work
 if TYPE_CHECKING:
     import torch
 
-FORM = ("recperf calibrations", 2)
+FORM = ("recperf calibration", 3)
 MOST_ROWS, MOST_SEQUENCES = 1 << 18, 128
 """Rows of the product and rows of attention on a GPU: enough to fill it."""
 SCALES = (0.25, 1.0, 1.5)
@@ -98,15 +98,14 @@ class Calibration:
 class _Stored(Struct):
     format: str
     version: int
-    entries: dict[str, Calibration]
-    """By device and model."""
+    entry: Calibration
 
 
 def stored(device: str, work: Work) -> Calibration | None:
     """What an earlier call measured here for this model, and no torch is needed to read."""
     try:
-        return _read().entries[_key(device, work)]
-    except (RecperfError, KeyError):
+        return read_sealed(_path(device, work), FORM, _Stored, fix="recperf plan measures again").entry
+    except RecperfError:
         # Not measured, or damaged: it is measured again.
         return None
 
@@ -157,28 +156,17 @@ def measured_device(calibration: Calibration) -> Device:
     )
 
 
-def _path() -> Path:
-    return places.home() / "calibrations" / f"{fingerprint(host_facts())}.json"
-
-
-def _read() -> _Stored:
-    return read_sealed(_path(), FORM, _Stored, fix="recperf plan measures again")
-
-
-def _key(device: str, work: Work) -> str:
-    return f"{device}, {work.precision}, {work.shapes}, {work.attention_length:.0f} tokens"
+def _path(device: str, work: Work) -> Path:
+    """The file of this host, device and model."""
+    planned = f"{device}, {work.precision}, {work.shapes}, {work.attention_length:.0f} tokens"
+    return places.home() / "calibrations" / f"{fingerprint(host_facts() | {'planned': planned})}.json"
 
 
 def _store(calibration: Calibration, work: Work, say: Say) -> None:
-    path = _path()
-    try:
-        known = _read()
-    except RecperfError:
-        known = _Stored(*FORM, entries={})
+    path = _path(calibration.device, work)
     try:
         make_folder(path.parent)
-        known.entries[_key(calibration.device, work)] = calibration
-        write_json(path, sealed(known))
+        write_json(path, sealed(_Stored(*FORM, entry=calibration)))
     except MachineError as error:
         say(f"the calibration is not stored: {error.what}")
 

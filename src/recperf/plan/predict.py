@@ -99,7 +99,10 @@ class Prediction:
     placed: tuple[PlacedTable, ...]
     skew: Skew
     work: Work
+    parallelism: Parallelism
     origins: dict[str, str]
+    options: str = ""
+    """Options of `recperf run` that make it fit; empty where it fits without, or not at all."""
 
 
 def rank_batch_of(workload: PlannedWorkload, ranks: int, parallelism: Parallelism) -> int:
@@ -153,6 +156,7 @@ def predict(
         placed=tuple(placed),
         skew=skew,
         work=work,
+        parallelism=parallelism,
         origins=_origins(work, device, network, skew, batch, ranks),
     )
 

@@ -88,21 +88,6 @@ class Setting:
         return predicted
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A step of some number of ranks, with the options that it needs to fit."""
-
-    plan: Prediction
-    parallelism: Parallelism
-    options: str
-    """Options of `recperf run` that make it fit; empty where it fits without, or not at all."""
-    predicted: Callable[[Parallelism], Prediction]
-
-    @property
-    def fits(self) -> bool:
-        return self.plan.memory.fits
-
-
 class TablePlace(Struct, kw_only=True):
     name: str
     kind: str
@@ -168,12 +153,12 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice,
     some above."""
     candidates = list(_search(setting)) if counts is None else [_candidate(setting, ranks) for ranks in counts]
     tried = list(candidates)
-    if counts is not None and not any(one.fits for one in candidates):
+    if counts is not None and not any(one.memory.fits for one in candidates):
         tried += _search(setting, first=1 << max(counts).bit_length(), larger=0)
-    smallest = min((one for one in tried if one.fits), key=lambda one: one.plan.ranks, default=None)
+    smallest = min((one for one in tried if one.memory.fits), key=lambda one: one.ranks, default=None)
     points = [_point(setting, one, smallest) for one in candidates]
     advised = Advice(
-        tried_ranks=max(one.plan.ranks for one in tried),
+        tried_ranks=max(one.ranks for one in tried),
         configuration=None if smallest is None else _point(setting, smallest, smallest),
         changes=_changes(setting, smallest),
         worse_ranks=_worse_ids(setting, smallest),
@@ -182,7 +167,7 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice,
     return advised, points
 
 
-def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterator[Candidate]:
+def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterator[Prediction]:
     """Doubles the number of ranks until one fits, and a few times more."""
     by_rank = setting.parallelism.rank_batch is not None
     most = MOST_RANKS if by_rank else min(MOST_RANKS, setting.workload.batch_size)
@@ -190,51 +175,50 @@ def _search(setting: Setting, *, first: int = 1, larger: int = LARGER) -> Iterat
     while ranks <= most and after <= larger:
         candidate = _candidate(setting, ranks)
         yield candidate
-        after += bool(after or candidate.fits)
+        after += bool(after or candidate.memory.fits)
         ranks *= 2
 
 
-def _candidate(setting: Setting, ranks: int) -> Candidate:
+def _candidate(setting: Setting, ranks: int) -> Prediction:
     """The largest batch that fits, with options if it needs them; else the usual batch."""
     tried = []
     for parallelism in setting.parallelisms(ranks):
         predicted = setting.predictor(ranks, rank_batch_of(setting.workload, ranks, parallelism))
-        tried.append(Candidate(predicted(parallelism), parallelism, "", predicted))
-        if tried[-1].fits:
+        tried.append(predicted(parallelism))
+        if tried[-1].memory.fits:
             return tried[-1]
-        for options, changed in advice.remedies(tried[-1].plan, parallelism, setting.device):
-            return Candidate(predicted(changed), changed, options, predicted)
+        for options, changed in advice.remedies(tried[-1], setting.device):
+            return replace(predicted(changed), options=options)
     return tried[0]
 
 
-def _changes(setting: Setting, smallest: Candidate | None) -> list[Faster]:
+def _changes(setting: Setting, plan: Prediction | None) -> list[Faster]:
     """Options of `recperf run` that make it faster."""
-    if smallest is None:
+    if plan is None:
         return []
-    plan, ranks = smallest.plan, smallest.plan.ranks
-    better = advice.improvements(plan, smallest.parallelism, smallest.predicted)
+    better = advice.improvements(plan, setting.predictor(plan.ranks, plan.rank_batch))
     if not setting.workload.published_samples and LARGER_BATCH * plan.global_batch <= LARGEST_BATCH:
         # How many samples the target takes depends on the batch; where that is unknown, larger ones are an offer.
-        larger = replace(smallest.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
-        one = setting.predictor(ranks, LARGER_BATCH * plan.rank_batch)(larger)
+        larger = replace(plan.parallelism, rank_batch=LARGER_BATCH * plan.rank_batch)
+        one = setting.predictor(plan.ranks, LARGER_BATCH * plan.rank_batch)(larger)
         if one.memory.fits and one.step.samples_per_s > NOTABLY * plan.step.samples_per_s:
             better.insert(0, (f"--train.batch-size {one.global_batch}", one))
     return [Faster(options=options, step=one.step) for options, one in better]
 
 
-def _worse_ids(setting: Setting, smallest: Candidate | None) -> int | None:
+def _worse_ids(setting: Setting, smallest: Prediction | None) -> int | None:
     """How many ranks are enough for less favourable ids: as many, where they fit in the same configuration."""
     if setting.worse_skew is None or smallest is None:
         return None
-    ranks, worse = smallest.plan.ranks, replace(setting, skew=setting.worse_skew)
-    if worse.predictor(ranks, smallest.plan.rank_batch)(smallest.parallelism).memory.fits:
+    ranks, worse = smallest.ranks, replace(setting, skew=setting.worse_skew)
+    if worse.predictor(ranks, smallest.rank_batch)(smallest.parallelism).memory.fits:
         return ranks
-    enough = next((one.plan.ranks for one in _search(worse, first=ranks, larger=0) if one.fits), ranks)
+    enough = next((one.ranks for one in _search(worse, first=ranks, larger=0) if one.memory.fits), ranks)
     return enough if enough > ranks else 0
 
 
-def _tiers(setting: Setting, smallest: Candidate | None, ranks: int) -> tiers.Tiers | None:
-    if smallest is not None and smallest.plan.ranks == 1 and not setting.tiered:
+def _tiers(setting: Setting, smallest: Prediction | None, ranks: int) -> tiers.Tiers | None:
+    if smallest is not None and smallest.ranks == 1 and not setting.tiered:
         return None
     plan = setting.predictor(ranks, rank_batch_of(setting.workload, ranks, setting.parallelism))(setting.parallelism)
     if any(table.copied for table in plan.work.tables):
@@ -250,25 +234,25 @@ def _tiers(setting: Setting, smallest: Candidate | None, ranks: int) -> tiers.Ti
     return priced
 
 
-def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -> Point:
-    plan, ranks, question = candidate.plan, candidate.plan.ranks, setting.question
+def _point(setting: Setting, plan: Prediction, smallest: Prediction | None) -> Point:
+    ranks, question = plan.ranks, setting.question
     point = Point(
         ranks=ranks,
         nodes=node_count(ranks, setting.network),
         node_ranks=fullest_and_emptiest(ranks, setting.network),
         rank_batch=plan.rank_batch,
         global_batch=plan.global_batch,
-        fits=candidate.fits,
-        options=candidate.options,
+        fits=plan.memory.fits,
+        options=plan.options,
         memory=plan.memory,
         tables=_tables(plan),
         origins=plan.origins,
     )
-    if not candidate.fits or smallest is None:
-        point.memory.largest_global_batch = ranks * _largest_batch(setting, candidate)
+    if not point.fits or smallest is None:
+        point.memory.largest_global_batch = ranks * _largest_batch(setting, plan)
         return point
     step = point.step = plan.step
-    point.scaling = step.samples_per_s / ranks / (smallest.plan.step.samples_per_s / smallest.plan.ranks)
+    point.scaling = step.samples_per_s / ranks / (smallest.step.samples_per_s / smallest.ranks)
     point.target = _target(setting, plan, step, target.forward_seconds(step))
     if question.mtbf_hours is not None:
         within(1e-6, question.mtbf_hours, 1e9, "mtbf hours")
@@ -278,15 +262,13 @@ def _point(setting: Setting, candidate: Candidate, smallest: Candidate | None) -
     return point
 
 
-def _largest_batch(setting: Setting, candidate: Candidate) -> int:
-    """Samples of a rank that fit where those of the candidate do not."""
-    ranks = candidate.plan.ranks
+def _largest_batch(setting: Setting, plan: Prediction) -> int:
+    """Samples of a rank that fit where those of the plan do not."""
 
     def fits(batch: int) -> bool:
-        smaller = replace(candidate.parallelism, rank_batch=batch)
-        return setting.predictor(ranks, batch)(smaller).memory.fits
+        return setting.predictor(plan.ranks, batch)(replace(plan.parallelism, rank_batch=batch)).memory.fits
 
-    return advice.largest_batch(fits, candidate.plan.rank_batch)
+    return advice.largest_batch(fits, plan.rank_batch)
 
 
 def _tables(plan: Prediction) -> list[TablePlace]:
