@@ -136,17 +136,6 @@ def test_a_missed_target_is_a_failed_gate(call) -> None:
     assert json.loads(Path("r/result.json").read_text())["quality"]["met"] is False
 
 
-def test_a_finished_run_is_not_run_again(call) -> None:
-    call(*QUICK, "--run-dir", "r", "--quiet")
-    before = Path("r/result.json").read_bytes()
-    code, out, _ = call("run", "--resume", "r")
-    assert code == 0
-    assert "already finished" in out
-    assert Path("r/result.json").read_bytes() == before
-    assert call(*QUICK, "--run-dir", "r")[0] == 2
-    assert call("run", "--resume", "r", "--seed", "9")[0] == 3
-
-
 def test_doctor(call) -> None:
     code, out, _ = call("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
@@ -165,18 +154,6 @@ def test_a_fault_of_our_own_is_not_dressed_up(call, monkeypatch: pytest.MonkeyPa
     assert code == 1
     assert "internal error: RuntimeError: oh" in err
     assert "Traceback" in err
-
-
-def test_a_changed_log_is_noticed_on_resume(call) -> None:
-    call(*QUICK, "--run-dir", "r", "--quiet")
-    for gone in ("seal.json", "result.json", "trial-42.json"):
-        Path("r", gone).unlink()
-    content = bytearray(Path("r/events.jsonl").read_bytes())
-    content[100] ^= 1
-    Path("r/events.jsonl").write_bytes(content)
-    code, _, err = call("run", "--resume", "r", "--no-peaks", "--no-report")
-    assert code == 3
-    assert "events.jsonl has changed since the checkpoint was saved" in err
 
 
 @pytest.mark.parametrize(

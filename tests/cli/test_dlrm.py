@@ -110,27 +110,6 @@ def test_a_stopped_run_goes_on_to_the_same_result(call: Call, monkeypatch: pytes
     assert result()["provenance"]["resumes"] == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--model.dim", "5"], 3, "with dot a last width equal to model.dim (5)"),
-        (["--model.rows"], 3, "at least one number"),
-        (["--model.row-scale", "0"], 3, "model.row_scale is 0.0"),
-        (["--model.interaction", "cross"], 2, "'dot', 'concat', 'dcn'"),
-        (["--data.source", "clicks"], 3, "the folder of imported rows with data.source clicks"),
-        (["--data.ids-per-bag", "9", "--model.rows", "20", "20"], 3, "at most 8 can be compared"),
-        (["--data.ids-per-feature", "1", "2"], 3, "one number for each of the 3 features"),
-        (["--train.stop-at-target"], 3, "the target has no bound"),
-        (["--model.rows", "1000000000000", "--data.ids-per-bag", "1"], 4, "GiB"),
-        (["--fast.graph", "on"], 4, "a step cannot be a CUDA graph: no GPU"),
-    ],
-)
-def test_what_is_refused_says_why(call: Call, options: list[str], code: int, message: str) -> None:
-    got, _, err = call("run", "dlrm", *TINY, *options, "--run-dir", "r", *QUICKLY)
-    assert (got, message in " ".join(err.split())) == (code, True), err
-    assert not Path("r", "result.json").exists()
-
-
 def test_a_finished_run_has_a_model_and_a_disk_without_room_is_refused_before_it_trains(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

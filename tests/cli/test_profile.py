@@ -18,9 +18,7 @@ from recperf.execution.measuring import TRACED
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
-SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
-SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out-batches", "2"]
-OPTIONS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"], "micro-dlrm-dram": SMALL}
+OPTIONS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"]}
 FILES = {".recperf", "config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json"}
 FILES |= {".lock", ".profile"}
 TABLES = ("kernels", "idle", "transfers")

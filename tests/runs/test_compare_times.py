@@ -137,15 +137,10 @@ def _with(path: str, value: Any) -> str:
     ("text", "message"),
     [
         ("", "is not JSON"),
-        (_with("step_ms.p50", float("nan")), "is not JSON"),
         ("[]", "not a file that recperf wrote"),
-        ('{"traceEvents": []}', "not a file that recperf wrote"),
         (_with("schema", 9), "profile.json has schema 9; this recperf reads 2"),
         (_with("step_ms.p50", ...), "does not fit its description: step_ms.p50 is missing"),
-        (_with("step_ms.p50", "1"), "step_ms.p50 should be a number, is '1'"),
-        (_with("step_ms.p80", 10**400), "step_ms.p80 should be a number, is a number of many digits"),
         (_with("components", []), "the shares of components do not sum to 1"),
-        (_with("components", [3]), "components.0 should be an object, is 3"),
         (_with("kernels.rows.0.total_ms", None), "kernels.rows.0.total_ms should be a number, is null"),
     ],
 )

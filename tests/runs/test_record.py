@@ -36,6 +36,8 @@ def test_rewinding_drops_what_a_checkpoint_has_not_seen(tmp_path: Path) -> None:
     run.rewind_events(size)
     assert [event["step"] for event in events(run)] == [1]
     assert run.log_fault(size + 1000, "") == "events.jsonl is shorter than the checkpoint says"
+    assert run.log_fault(size, "another") == "events.jsonl has changed since the checkpoint was saved"
+    assert run.log_fault(size, run.event_digest()) is None
     run.close()
 
 
