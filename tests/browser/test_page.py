@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import chromium
@@ -54,6 +55,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[chromium.Browser]:
+    with chromium.Browser() as running:
+        yield running
+
+
 def of_program(profile: Profile) -> Report:
     """The profile of a program with the figures of a workload's."""
     observed = profile.observed
@@ -68,9 +75,10 @@ def of_program(profile: Profile) -> Report:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
-def test_every_kind_of_page_fits(pages: dict[str, Path], tmp_path: Path, width: int, dark: bool) -> None:
+def test_every_kind_of_page_fits(pages: dict[str, Path], browser: chromium.Browser, width: int, dark: bool) -> None:
     """Nothing is wider than its box, also in folded parts; what is not folded fits on four screens."""
-    for name, measured in chromium.measure(pages, tmp_path, width=width, dark=dark).items():
+    for name, file in pages.items():
+        measured = browser.measure(file, width=width, dark=dark)
         assert measured["inner"] == width
         assert measured["dark"] is dark
         assert measured["scroll"] <= width, f"{name} is wider than the screen"
@@ -83,8 +91,8 @@ def test_every_kind_of_page_fits(pages: dict[str, Path], tmp_path: Path, width: 
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_colours_can_be_read(pages: dict[str, Path], tmp_path: Path, dark: bool) -> None:
-    colours = chromium.measure({"bare": pages["bare"]}, tmp_path, width=1280, dark=dark)["bare"]["colours"]
+def test_colours_can_be_read(pages: dict[str, Path], browser: chromium.Browser, dark: bool) -> None:
+    colours = browser.measure(pages["bare"], width=1280, dark=dark)["colours"]
     for name in ("ink", "muted", "accent", "good", "bad", "warning", "embedding"):
         assert contrast(colours[name], colours["paper"]) >= 4.5, name
     for name in ("ink", "muted"):
@@ -106,16 +114,14 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_the_probe_sees_faults(pages: dict[str, Path], tmp_path: Path) -> None:
+def test_the_probe_sees_faults(pages: dict[str, Path], browser: chromium.Browser, tmp_path: Path) -> None:
     """A check that can only pass would prove nothing."""
     broken = pages["full"].read_text()
     broken = broken.replace("<main>", '<main><div style="width: 3000px">wide</div><img src="http://127.0.0.1:9/x">', 1)
     broken = broken.replace('text-anchor: end"', 'text-anchor: end" dx="900"').replace("<text ", '<text dx="-900" ', 40)
     broken = broken.replace("</main>", "<script>console.error('oh'); missing()</script></main>", 1)
     (tmp_path / "broken.html").write_text(broken)
-    (tmp_path / "out").mkdir()
-    pages = {"broken": tmp_path / "broken.html"}
-    measured = chromium.measure(pages, tmp_path / "out", width=1280, dark=False)["broken"]
+    measured = browser.measure(tmp_path / "broken.html", width=1280, dark=False)
     assert measured["scroll"] > 1280
     for fault in ("outside", "wide", "resources"):
         assert measured[fault], fault
