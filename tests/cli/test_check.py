@@ -58,8 +58,8 @@ def test_a_failure_is_a_gate_and_says_which(call) -> None:
     assert code == 5
     assert "  FAILED  evidence is intact: events.jsonl is missing" in out
     assert "no evidence: events.jsonl is missing" in out
-    assert err.startswith("error: 4 of 8 claims failed, in 1 of 2 runs\n")
-    assert "runs/two: intact, result, quality, loss" in err
+    assert err.startswith("error: 3 of 8 claims failed, in 1 of 2 runs\n")
+    assert "runs/two: intact, result, loss" in err
     assert "runs/one" not in err
 
 

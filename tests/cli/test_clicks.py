@@ -43,6 +43,7 @@ def data(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mine"
 
 
+@pytest.mark.long
 def test_few_clicks_are_learnt_and_the_best_baseline_decides(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

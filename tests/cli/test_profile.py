@@ -84,7 +84,7 @@ def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("error", "where"),
-    [(KeyboardInterrupt, "measure_window"), (RuntimeError, "_touched"), (KeyboardInterrupt, "_save_trace")],
+    [(KeyboardInterrupt, "measure_window"), (RuntimeError, "_save_trace")],
 )
 def test_whatever_ends_a_profile_leaves_no_half_folder(
     call: Call, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
