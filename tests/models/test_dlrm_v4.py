@@ -125,27 +125,6 @@ def test_a_row_that_is_too_long_is_refused() -> None:
     assert "31 events" in str(refusal.value.fix)
 
 
-def test_an_update_moves_the_used_rows_by_row_wise_adagrad() -> None:
-    model, rate, eps = built(), 0.1, 1e-8
-    model.tables.state("item_id").add_(0.5)
-    before = {name: model.tables.table(name).clone() for name in CONFIG.tables}
-    states = {name: model.tables.state(name).clone() for name in CONFIG.tables}
-    model.loss(prepare(batch_of(), CONFIG)).backward()
-    dense = {name: model.tables.dense_gradient(name) for name in CONFIG.tables}
-    used = {name: rows for name, rows, _ in model.tables.gradients()}
-    model.tables.update(rate, eps)
-    for name in CONFIG.tables:
-        state = states[name] + dense[name].square().mean(1)
-        expected = before[name] - rate * dense[name] / (state.sqrt() + eps).unsqueeze(1)
-        torch.testing.assert_close(model.tables.state(name), state)
-        torch.testing.assert_close(model.tables.table(name)[used[name]], expected[used[name]])
-        rest = torch.ones(len(state), dtype=torch.bool)
-        rest[used[name]] = False
-        assert torch.equal(model.tables.table(name)[rest], before[name][rest])
-        assert (dense[name][used[name]] != 0).any(1).all()
-    assert list(model.tables.gradients()) == []
-
-
 def test_half_precision_is_near_and_gradients_are_float32() -> None:
     batch, by_precision = batch_of(), {}
     for precision in ("float32", "bfloat16"):

@@ -86,40 +86,26 @@ def test_untouched_rows_take_neither_memory_nor_disk(tmp_path: Path) -> None:
     filed.close()
 
 
-def first_file(store: FileRows) -> Any:
-    return store.paths[0].open("r+b")
-
-
-def test_a_file_that_became_shorter(filed: FileRows) -> None:
-    fill(filed)
-    with first_file(filed) as file:
-        file.truncate(499 * filed._files.record_bytes)
-    out_NW = np.empty((2, WIDTH), np.float32)
-    filed.read(np.array([498, 500]), out_NW)
-    with pytest.raises(DataError, match="row 499 of table 'item' is missing: its file became shorter") as caught:
-        filed.read(np.array([500, 499]), out_NW)
-    assert caught.value.where == {"file": str(filed.paths[0])}
-
-
 def test_records_that_are_not_what_was_written(filed: FileRows) -> None:
+    """Changed, exchanged, empty, and beyond the end of a file that became shorter."""
     fill(filed)
     count = filed._files.record_bytes
-    with first_file(filed) as file:
-        content = bytearray(file.read())
-        content[7 * count + 30] ^= 4
-        content[20 * count : 21 * count] = content[21 * count : 22 * count]
-        content[40 * count : 41 * count] = bytes(count)
-        file.seek(0)
-        file.write(content)
+    content = bytearray(filed.paths[0].read_bytes())
+    content[7 * count + 30] ^= 4
+    content[20 * count : 21 * count] = content[21 * count : 22 * count]
+    content[40 * count : 41 * count] = bytes(count)
+    filed.paths[0].write_bytes(content[: 499 * count])
     out_NW = np.empty((1, WIDTH), np.float32)
-    for row, fault in (
-        (7, "is damaged: its checksum does not match"),
-        (20, "is missing: its place in the file holds another row"),
-        (40, "is missing: its place in the file is empty"),
+    for row, fault, intact in (
+        (7, "is damaged: its checksum does not match", 8),
+        (20, "is missing: its place in the file holds another row", 21),
+        (40, "is missing: its place in the file is empty", 41),
+        (499, "is missing: its file became shorter", 500),
     ):
-        with pytest.raises(DataError, match=f"row {row} of table 'item' {fault}"):
+        with pytest.raises(DataError, match=f"row {row} of table 'item' {fault}") as caught:
             filed.read(np.array([row]), out_NW)
-        filed.read(np.array([row + 1]), out_NW)
+        assert caught.value.where == {"file": str(filed.paths[0])}
+        filed.read(np.array([intact]), out_NW)
 
 
 def test_a_full_disk_loses_nothing_that_was_written(filed: FileRows) -> None:
