@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,19 @@ def test_the_folder_of_a_running_process_is_not_removed(tmp_path: Path) -> None:
         assert done.stdout == "2\n", done.stderr
         assert mine.is_dir()
     assert os.listdir(tmp_path) == []
+
+
+def test_two_processes_remove_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_inside("temporary_folder('process-', beside=place)", tmp_path)
+    (left,) = tmp_path.iterdir()
+
+    def abandoned(lock: Path) -> bool:
+        shutil.rmtree(left)
+        return True
+
+    monkeypatch.setattr("recperf.folders.is_abandoned", abandoned)
+    with temporary_folder("process-", beside=tmp_path) as mine:
+        assert os.listdir(tmp_path) == [mine.name]
 
 
 def test_a_link_to_itself_is_a_file_of_others(tmp_path: Path) -> None:

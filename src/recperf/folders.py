@@ -69,7 +69,11 @@ def remove_folder(folder: Path, ours: str) -> None:
     """Remove a folder with our mark; where it has other names than `ours` it stays as it is, and a note says so."""
     import shutil
 
-    others = foreign(folder, ours) if folder.is_dir() else []
+    try:
+        others = foreign(folder, ours)
+    except (FileNotFoundError, NotADirectoryError):
+        # Ranks that start together remove what killed ones left: another was faster.
+        return
     if others:
         notice_once(f"{folder} stays, because recperf did not write all of it: {', '.join(others[:4])}")
         return
