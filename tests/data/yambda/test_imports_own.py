@@ -51,12 +51,8 @@ def test_columns_are_recognised_by_usual_names(tmp_path: Path) -> None:
     assert columns == {"user": "userId", "item": "Movie ID", "rating": "rating", "time": "timestamp"}
     assert store.imported.unused_columns == ["title"]
     assert store.imported.distinct == {"users": 2, "items": 2}
-    for header, message in (
-        ("who,item,r", "no column has a usual name for the user"),
-        ("1,2,3", "the first line has numbers in place of column names"),
-    ):
-        with pytest.raises(DataError, match=message):
-            imported(tmp_path / "log.csv", header + "\n1,2,3\n", folder="other")
+    with pytest.raises(DataError, match="no column has a usual name for the user"):
+        imported(tmp_path / "log.csv", "who,item,r\n1,2,3\n", folder="other")
 
 
 def test_drawn_negatives_are_items_that_the_user_has_not_had_yet(implicit: EventStore) -> None:
