@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..jsonfile import content_of
 
 NAME = "movielens-100k"
 FILES = ("u.data", "u.item", "u.user")
@@ -31,7 +31,6 @@ GENRES = (
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
 )  # fmt: skip
 
-LARGEST_FILE = 1 << 28
 _ID = "([1-9][0-9]{0,6})"
 _FORMS = {
     "u.data": (
@@ -172,21 +171,14 @@ def read(folder: Path) -> MovieLens:
 
 
 def _read_file(path: Path) -> bytes:
-    get_again = f"unpack ml-100k.zip again, or run: recperf data get {NAME}"
     try:
-        # A pipe or device in place of the file would block forever.
-        facts = os.stat(path)
-        if not stat.S_ISREG(facts.st_mode):
-            raise DataError(f"{path.name} is not a file", where={"file": path}, fix=get_again)
-        if facts.st_size > LARGEST_FILE:
-            what = f"{path.name} has {facts.st_size:,} bytes; the published files have fewer than 2,000,000"
-            raise DataError(what, where={"file": path}, fix="recperf data import takes larger files")
-        content = path.read_bytes()
-    except OSError as error:
-        what = f"{path.name} cannot be read: {error.strerror or error}"
-        raise DataError(what, where={"file": path}, fix=get_again) from None
-    if not content.strip():
-        raise DataError(f"{path.name} is empty", where={"file": path, "line": 1}, fix=get_again)
+        content = content_of(path, linked=True)
+        if not content.strip():
+            raise ValueError("it is empty")
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        fix = f"unpack ml-100k.zip again, or run: recperf data get {NAME}"
+        raise DataError(f"{path.name} cannot be read: {reason}", where={"file": path}, fix=fix) from None
     return content
 
 

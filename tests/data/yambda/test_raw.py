@@ -34,7 +34,7 @@ from recperf.errors import DataError
 
 @pytest.mark.parametrize("layout", ["hub", "raw", "plain"])
 def test_files_are_found_in_every_layout(layout: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"no {EVENTS_FILE}"):
+    with pytest.raises(DataError, match=f"there are 0 files {EVENTS_FILE}"):
         locate(tmp_path, "5b")
     write_raw(tmp_path, make_events(), size="500m", layout=layout)
     files = locate(tmp_path, "500m")
@@ -43,9 +43,8 @@ def test_files_are_found_in_every_layout(layout: str, tmp_path: Path) -> None:
     assert files.size == "500m"
     assert locate(tmp_path, None).events == files.events
     if layout != "plain":
-        with pytest.raises(DataError, match=f"no {EVENTS_FILE}") as caught:
+        with pytest.raises(DataError, match=f"there are 0 files {EVENTS_FILE}"):
             locate(tmp_path, "5b")
-        assert caught.value.where["there are"].endswith("/500m")
     files.albums.unlink()
     with pytest.raises(DataError, match=f"no {ALBUMS_FILE}") as caught:
         locate(tmp_path, "500m")

@@ -80,10 +80,9 @@ def locate(root: Path, size: str | None = None) -> RawFiles:
     patterns = [f"{part}/{size or '*'}/{EVENTS_FILE}" for part in ("flat", "raw")] + [EVENTS_FILE]
     files = next(filter(None, (sorted(root.glob(pattern)) for pattern in patterns)), [])
     if len(files) != 1:
-        others = ", ".join(str(file.parent.relative_to(root)) for file in root.glob(f"*/*/{EVENTS_FILE}"))
         raise DataError(
-            f"there are {len(files)} files of events" if files else f"there is no {EVENTS_FILE} of this dataset here",
-            where={"folder": root, "looked for": ", ".join(patterns), **({"there are": others} if others else {})},
+            f"there are {len(files)} files {EVENTS_FILE} of this dataset here, not one",
+            where={"folder": root, "looked for": ", ".join(patterns)},
             fix="name another folder with --path, or another dataset; recperf data get --help",
         )
     events = files[0]
@@ -115,12 +114,11 @@ class RawEvents:
         if not self.rows:
             raise DataError("the event file has no rows", where={"file": path}, fix=AGAIN)
         kinds = dict(zip(schema.names, schema.types))
-        faults = [f"there is no {name}" for name in COLUMNS if name not in kinds]
-        faults += [f"there are two columns {name}" for name in COLUMNS if schema.names.count(name) > 1]
-        faults += [
-            f"{name} is {kinds[name]}, not {expected}"
+        faults = [
+            f"{name} is {kinds.get(name, 'missing')}, not one column of {expected}"
             for name, expected in COLUMNS.items()
-            if name in kinds and not (_is_text if name == "event_type" else pyarrow().types.is_integer)(kinds[name])
+            if schema.names.count(name) != 1
+            or not (_is_text if name == "event_type" else pyarrow().types.is_integer)(kinds[name])
         ]
         if faults:
             raise DataError(
