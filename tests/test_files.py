@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from recperf import folders
 from recperf.errors import DataError, MachineError, Stopped
 from recperf.files import write_atomic
 from recperf.folders import MARK, alone, foreign, fresh_folder, temporary_folder
@@ -94,11 +95,15 @@ def test_two_processes_remove_what_a_killed_one_left(tmp_path: Path, monkeypatch
     kill_inside("temporary_folder('process-', beside=place)", tmp_path)
     (left,) = tmp_path.iterdir()
 
-    def abandoned(lock: Path) -> bool:
-        shutil.rmtree(left)
-        return True
+    original, calls = folders._is_marked, []
 
-    monkeypatch.setattr("recperf.folders.is_abandoned", abandoned)
+    def marked(folder: Path) -> bool:
+        calls.append(original(folder))
+        if len(calls) == 2:  # Between finding it and listing its content.
+            shutil.rmtree(left)
+        return calls[-1]
+
+    monkeypatch.setattr(folders, "_is_marked", marked)
     with temporary_folder("process-", beside=tmp_path) as mine:
         assert os.listdir(tmp_path) == [mine.name]
 
