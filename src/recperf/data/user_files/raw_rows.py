@@ -96,7 +96,7 @@ class RawRows:
         kind, unit = self.kinds[column], self.options.time_unit
         if unit == "auto":
             unit = self._unit(column, kind)
-        allowed = "an ISO time from 1970 to 2106 like 2024-05-01T12:00:00"
+        allowed = f"an ISO time {'until' if first else 'from 1970 to'} 2106 like 2024-05-01T12:00:00"
         per_second = 0
         if unit != "iso":
             name, per_second = TIME_UNITS[unit]
