@@ -306,7 +306,7 @@ def test_baselines_that_are_younger_than_the_checkpoint_are_computed_again(run: 
     assert run.digest("baselines.json") is None
 
 
-STREAMS = ("copy", "read", "cached", "gather")
+STREAMS = ("copy", "read", "cached", "gather", "update")
 
 
 def test_mfu_is_of_the_measured_batch_and_of_ceilings_of_its_threads_and_precision() -> None:
