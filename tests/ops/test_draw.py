@@ -11,7 +11,7 @@ from recperf.data.batch import ClickBatch
 from recperf.data.config import RandomBagsConfig
 from recperf.data.order import WHOLE, RankPart
 from recperf.data.random_bags import RandomBags
-from recperf.ops.draw import FAST_KINDS, MULTIPLIERS, native
+from recperf.ops.draw import FAST_KINDS, MULTIPLIERS
 
 FAST = ["native", "triton"]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -90,19 +90,6 @@ def test_a_part_of_a_batch_has_the_bits_of_the_whole(implementation: str, shape:
             (ids, edges), (own, own_edges) = whole.features[key], part.features[key]
             expected = [ids[edges[sample] : edges[sample + 1]].tolist() for sample in these]
             assert [own[first:last].tolist() for first, last in zip(own_edges, own_edges[1:])] == expected
-
-
-@pytest.mark.usefixtures("native_code")
-def test_any_number_of_threads_gives_the_same_bits(threads: Any) -> None:
-    batches = []
-    for count in (1, 2, 3):
-        threads(count)
-        batches.append(source("native", batch_size=700, dense=129).batch(0, 5))
-    assert native.SMALL < 700 * 129
-    for other in batches[1:]:
-        assert torch.equal(other.dense_BD, batches[0].dense_BD)
-        assert torch.equal(other.features.values_V, batches[0].features.values_V)
-        assert torch.equal(other.labels_B, batches[0].labels_B)
 
 
 def mix_int(word: int) -> int:
