@@ -20,7 +20,7 @@ from ..folders import refuse_foreign
 from ..jsonfile import as_json
 from ..runs.evidence import Evidence, differences
 from ..runs.record import JOB, Busy, Run, profile_of, read_config
-from ..runs.result import SCHEMA, Result
+from ..runs.result import SCHEMA, Change, Result
 from ..runs.resume import (
     allowed_fields,
     changed_before,
@@ -30,7 +30,7 @@ from ..runs.resume import (
     record_changes,
     require_allowed,
 )
-from ..runs.schemas import Change, Progress, read_file
+from ..runs.schemas import Progress, read_file
 from ..stop import FLAG
 from .terminal import Terminal, conclude, page_optional, print_error, print_json
 

@@ -15,8 +15,9 @@ from ..jsonfile import as_json, require
 from ..machine import out_of_memory
 from ..ops import choice
 from ..runs.record import Run
+from ..runs.result import Change
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
-from ..runs.schemas import Change, SavedState
+from ..runs.schemas import SavedState
 from ..stop import StopFlag, name_of
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch

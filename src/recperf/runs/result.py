@@ -250,15 +250,21 @@ class Data(Struct, omit_defaults=True):
     the newest event. None for splits that are not by time."""
 
 
-class ReportedChange(Struct):
-    """A config field that was changed when the run was resumed."""
+class Change(Struct, omit_defaults=True):
+    """A config field that differs from what a run was started with."""
 
     field: str
     was: Any
     now: Any
-    after_step: int | None
-    """The last step with the old value; 0: no step of this seed had it; None: all steps of every seed had it."""
-    seed: int | None
+    when: str = ""
+    """The time at which config.json recorded it."""
+    after_step: int | None = None
+    """In a result, the last step with the old value; 0: no step of this seed had it; None: all steps of every seed."""
+    seed: int | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.field} is {self.now!r}; this run has {self.was!r}"
 
 
 class RowCounts(Struct):
@@ -351,7 +357,7 @@ class Provenance(Struct, omit_defaults=True):
     started: str
     ended: str
     resumes: int
-    changes: tuple[ReportedChange, ...] = ()
+    changes: tuple[Change, ...] = ()
     """Only if there are any."""
     started_from: StartedFrom | None = None
     """Only of a run that started from another."""

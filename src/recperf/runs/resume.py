@@ -18,8 +18,8 @@ from ..config import ConfigValues, flatten, to_json
 from ..errors import ConfigError, UsageError, did_you_mean
 from ..files import read_regular, write_json
 from .record import now, read_saved_config
-from .result import ReportedChange
-from .schemas import Change, ChangeEvent
+from .result import Change
+from .schemas import ChangeEvent
 
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
@@ -146,23 +146,21 @@ def since_start(recorded: Iterable[Change], fields: ConfigValues) -> list[Change
     return changes(first, fields)
 
 
-def reported_changes(
-    logged: Iterable[ChangeEvent], recorded: Iterable[Change], config: ConfigValues
-) -> list[ReportedChange]:
+def reported_changes(logged: Iterable[ChangeEvent], recorded: Iterable[Change], config: ConfigValues) -> list[Change]:
     """The changes of a run as its result states them, from the change events of its log and from config.json."""
     rows = [
-        ReportedChange(field=event.field, was=event.was, now=event.now, after_step=event.step, seed=event.seed)
+        Change(field=event.field, was=event.was, now=event.now, after_step=event.step, seed=event.seed)
         for event in logged
     ]
     latest = {row.field: row.now for row in rows}
     for change in since_start(recorded, flatten(config)):
         was = latest.get(change.field, change.was)
         if was != change.now:
-            rows.append(ReportedChange(field=change.field, was=was, now=change.now, after_step=None, seed=None))
+            rows.append(Change(field=change.field, was=was, now=change.now, after_step=None, seed=None))
     return rows
 
 
-def change_text(change: ReportedChange) -> str:
+def change_text(change: Change) -> str:
     """One reported change in words."""
     step, seed = change.after_step, f"seed {change.seed}"
     when = f"after step {step:,} of {seed}" if step else f"before {seed} began"

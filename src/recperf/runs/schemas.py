@@ -13,7 +13,7 @@ from .. import jsonfile
 from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Problem, Struct, decode, fit
-from .result import CalibrationBin, Evaluation, Metrics
+from .result import CalibrationBin, Change, Evaluation, Metrics
 
 T = TypeVar("T")
 
@@ -26,20 +26,6 @@ class SavedConfig(Struct, omit_defaults=True):
     config: ConfigValues
     changed: tuple[Change, ...] = ()
     """Fields that were changed on purpose when the run was resumed."""
-
-
-class Change(Struct, omit_defaults=True):
-    """A config field that differs from what a run was started with."""
-
-    field: str
-    was: Any
-    now: Any
-    when: str = ""
-    """The time at which config.json recorded it."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.field} is {self.now!r}; this run has {self.was!r}"
 
 
 class Progress(Struct, omit_defaults=True):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...config import flatten
 from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
 from ...measure.limits import ranks_sentence
@@ -157,11 +158,15 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
     if trace := profile.trace:
         rows.append(("trace", f"{trace.file}, {fmt.size(trace.bytes)}, {trace.steps} steps"))
     rows += [(f"not measured: {', '.join(titles)}", reason) for reason, titles in missing.items()]
-    for name in ("cpu", "cores", "memory_gib", "system", "fingerprint"):
-        if machine.get(name) is not None:
-            rows.append((f"machine: {name.replace('_gib', ' (GiB)')}", str(machine[name])))
-    gpus = ", ".join(str(gpu.get("name")) for gpu in machine.get("gpus") or [] if isinstance(gpu, dict))
-    return [definitions([*rows, *([("machine: GPUs", gpus)] if gpus else [])])]
+    return [definitions([*rows, *machine_rows(machine)])]
+
+
+def machine_rows(facts: dict[str, Any]) -> list[tuple[str, str | Cell]]:
+    """The facts about a machine that are known."""
+    known = {name: value for name, value in facts.items() if name not in ("caches", "gpus") and value}
+    known["caches"] = ", ".join(f"{level} {fmt.size(count)}" for level, count in (facts.get("caches") or {}).items())
+    known["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or [] if isinstance(gpu, dict))
+    return [(f"machine: {name}", fmt.setting(value)) for name, value in flatten(known).items() if value]
 
 
 IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}

@@ -175,11 +175,7 @@ def training(run: Evidence, key: str) -> Section:
 
 
 def provenance(run: Evidence) -> Section:
-    origin, data, facts = run.result.provenance, run.result.data, run.machine
-    machine = {key: value for key, value in facts.items() if key not in ("fingerprint", "caches", "gpus") and value}
-    caches = (facts.get("caches") or {}).items()
-    machine["caches"] = ", ".join(f"{level} {fmt.size(count)}" for level, count in caches) or None
-    machine["GPUs"] = ", ".join(str(gpu.get("name")) for gpu in facts.get("gpus") or []) or None
+    origin, data = run.result.provenance, run.result.data
     commit = origin.commit or "none: recperf did not run from a checkout"
     if origin.dirty:
         commit += ", with uncommitted changes"
@@ -197,8 +193,7 @@ def provenance(run: Evidence) -> Section:
         ("device", run.result.performance.device),
         *((f"setting: {name}", text) for name, text in run.result.performance.settings.items()),
         ("packages", ", ".join(f"{name} {version}" for name, version in origin.packages.items())),
-        ("machine fingerprint", Cell(origin.machine, "code")),
-        *((f"machine: {name}", fmt.setting(value)) for name, value in flatten(machine).items()),
+        *profile_report.machine_rows(run.machine),
     ]
     if run.peaks:
         quick = ", quick mode" if run.peaks.quick else ""
