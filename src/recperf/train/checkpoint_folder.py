@@ -87,12 +87,9 @@ def encoded(value: Any, take: Callable[[Any, str], bool], path: tuple[Any, ...] 
     if take(value, shown):
         return {"$tensor": shown}
     if isinstance(value, dict):
-        pairs = [(key, encoded(inner, take, (*path, key))) for key, inner in value.items()]
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return dict(pairs)
-        if any(not isinstance(key, str | int) or isinstance(key, bool) for key in value):
-            raise TypeError(f"a key in {shown} is neither a string nor an integer")
-        return {"$pairs": [list(pair) for pair in pairs]}
+        if not all(isinstance(key, str) and not key.startswith("$") for key in value):
+            raise TypeError(f"a key in {shown} is not a string, or begins with $")
+        return {key: encoded(inner, take, (*path, key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [encoded(inner, take, (*path, index)) for index, inner in enumerate(value)]
     if isinstance(value, float):
@@ -115,8 +112,7 @@ def decoded(value: Any, into: Any, read: Callable[[str, Any], Any]) -> Any:
     if "$float" in value:
         return float(value["$float"])
     into = into if isinstance(into, dict) else {}
-    pairs = value["$pairs"] if "$pairs" in value else value.items()
-    return {key: decoded(inner, into.get(key), read) for key, inner in pairs}
+    return {key: decoded(inner, into.get(key), read) for key, inner in value.items()}
 
 
 class Damaged(Exception):

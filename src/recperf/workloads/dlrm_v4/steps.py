@@ -231,16 +231,9 @@ class AdamAndRows:
         return norm_of([gradient for gradient in gradients if gradient is not None])
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's Adam names it, by the number of the parameter."""
-        (moments,) = self.adam.groups
-        names = ("step", "exp_avg", "exp_avg_sq")
-        states = zip([self.adam.steps] * len(moments.means), moments.means, moments.squares)
-        return {"state": {number: dict(zip(names, state)) for number, state in enumerate(states)}}
+        """Adam's: that of the rows is the model's."""
+        return self.adam.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies into the state that is there: a graph holds its addresses."""
-        for number, tensors in self.state_dict()["state"].items():
-            for name, tensor in tensors.items():
-                # A state that an earlier version saved before the first step has no moments.
-                saved = state["state"].get(number, {}).get(name)
-                tensor.zero_() if saved is None else tensor.copy_(saved)
+        self.adam.load_state_dict(state)
