@@ -284,6 +284,13 @@ class ServedRatings(ServedClicks):
         unknown = {role: Unknown.of(~known_N, rows[role]) for role, (_, known_N) in looked_up.items()}
         return Encoded(self.pairs(looked_up["user"][0], looked_up["item"][0]), unknown)
 
+    def pairs(self, users_P: Longs, items_P: Longs) -> Rows:
+        """All users and items have features, and 0 in the columns of the other: sums are three times as fast."""
+        places = torch.from_numpy(users_P), torch.from_numpy(items_P)
+        dense = [columns.dense_ID.index_select(0, at) for columns, at in zip(self.owned, places)]
+        ids = [columns.ids_IS.int().index_select(0, at) for columns, at in zip(self.owned, places)]
+        return Rows(dense[0].add_(dense[1]).numpy(), ids[0].add_(ids[1]).numpy(), np.zeros(len(users_P), np.uint8))
+
     def _trained(self, feature: str) -> Longs:
         """The ids of a sparse feature that training rows have, and 0 for the others."""
         return np.unique(self.clicks.rows.ids_NS[:, self.keys.index(feature)])
@@ -308,7 +315,7 @@ class ServedRatings(ServedClicks):
         sparse = data.id_features().items()
         ids_NS = np.stack([np.where(np.isin(ids, self._trained(key)), ids, 0) for key, (ids, _) in sparse], 1)
         columns = ItemColumns(len(users_N), len(own_D), len(self.keys))
-        columns.add(torch.arange(len(users_N)), torch.from_numpy(dense_ND).float(), torch.from_numpy(ids_NS))
+        columns.add(torch.arange(len(users_N)), torch.from_numpy(dense_ND * own_D).float(), torch.from_numpy(ids_NS))
         columns.by_item_D, columns.by_item_S = torch.from_numpy(own_D), torch.from_numpy(ids_NS.any(0))
         return columns
 
