@@ -265,10 +265,8 @@ def result(name: str, workload: str, seeds: int, auc: float) -> dict[str, Any]:
                 "shuffle_s": 0.01,
             },
             "step_ms": spread(1.12),
-            "steps_timed": 600,
             "difference": None,
             "budget": {**budget, "backward": 0.46, "update": 0.13, "other": 0.07},
-            "steps_in_budget": 40,
         },
         "data": {
             "name": "movielens-like",

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import convert
-
 from ..measure.ceilings import ceilings_of_profile
 from ..measure.peaks.other_work import DISTURBED
 from ..measure.peaks.records import Peaks
@@ -37,7 +35,6 @@ from .result import (
     Provenance,
     Quality,
     Ranking,
-    Ranks,
     Result,
     Segment,
     StartedFrom,
@@ -155,15 +152,9 @@ def bounds(
 
 def _performance(evidence: Evidence, stated: Stated) -> Performance:
     speed = speed_of(evidence.events(Timing))
-    performance = Performance(
-        device=stated.device, settings=stated.settings, **speed, budget=None, steps_in_budget=0
-    )  # fmt: skip
+    performance = Performance(device=stated.device, settings=stated.settings, **speed, budget=None)
     if profile := evidence.profile:
-        performance.budget, performance.steps_in_budget = budget_of(profile), profile.steps
-        performance.tables = profile.tables
-        performance.mfu = mfu(profile, evidence.peaks, speed["steady"])
-        if profile.communication and profile.communication.each:
-            performance.ranks = convert(profile.communication, Ranks, from_attributes=True)
+        performance.budget, performance.mfu = budget_of(profile), mfu(profile, evidence.peaks, speed["steady"])
     return performance
 
 
@@ -189,7 +180,6 @@ def speed_of(timed: list[Timing]) -> Json:
         "steady": Throughput(**rate) if rate else None,
         "overall": _overall(timed),
         "step_ms": step_ms,
-        "steps_timed": len(times),
         "difference": difference(Throughput(**rate), steady, times, step_ms.p50) if rate and step_ms else None,
     }
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..jsonfile import Meta, Number, Struct, as_json, require
-from ..measure.profile_records import Rank, RankTimes, TableTraffic
 from ..measure.records import Percentiles
 
 SCHEMA = 3
@@ -172,14 +171,6 @@ class Quality(Struct, omit_defaults=True):
     """Reasons to doubt the metrics."""
 
 
-class Ranks(RankTimes):
-    """Means over the ranks."""
-
-    slowest: int
-    """The rank with the most work of its own, for which the others wait."""
-    each: list[Rank]
-
-
 class Throughput(Struct):
     """Samples over the wall time between moments at which the device was idle."""
 
@@ -214,20 +205,13 @@ class Performance(Struct, omit_defaults=True):
     """Everything included."""
     step_ms: Percentiles | None
     """Time of a training step, data included and warm-up excluded; None: too few steps."""
-    steps_timed: int
-    """Steps behind the percentiles."""
     difference: str | None
     """Why steady throughput is more than 10 % from a batch per median step; None: it is not."""
     budget: dict[str, Number] | None
     """Share of each part in a step, sums to 1, from profile.json."""
-    steps_in_budget: int
     mfu: Number | None = None
     """Counted FLOPs at the steady throughput over the peak of this machine; None: not measured for this
     precision and number of threads."""
-    ranks: Ranks | None = None
-    """Only for a run of several ranks."""
-    tables: TableTraffic | None = None
-    """Only where tables do not lie on the device."""
 
 
 class Data(Struct, omit_defaults=True):

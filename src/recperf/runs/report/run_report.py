@@ -64,7 +64,8 @@ def _subtitle(result: Result) -> list[str]:
 def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     result, performance = run.result, run.result.performance
     step = f"{fmt.time(performance.step_ms.p50)} a step" if performance.step_ms else "too few steps to time one"
-    device = performance.device + (f", {len(performance.ranks.each)} ranks" if performance.ranks else "")
+    each = run.profile.communication.each if run.profile and run.profile.communication else []
+    device = performance.device + (f", {len(each)} ranks" if each else "")
     changes = (f"changed {change_text(change)}" for change in result.provenance.changes)
     notes = "; ".join([*result.quality.warnings, *changes])
     facts: list[tuple[str, str | Cell]] = [
