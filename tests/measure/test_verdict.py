@@ -330,4 +330,4 @@ def test_the_page_shows_every_limit() -> None:
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
     assert tuple(limits.TEXTS) == attribution.LIMITS
     for limit, texts in limits.TEXTS.items():
-        assert f"| `{limit}` | {texts['meaning']} |" in page
+        assert f"- `{limit}`: {texts['meaning']}\n" in page

@@ -13,7 +13,7 @@ from recommender_cases import late_peer, mapped_table
 
 import recperf
 from recperf.measure.trace.analyse import steps_of
-from recperf.measure.trace.idle import Collective, device_times, lateness
+from recperf.measure.trace.idle import CollectiveCall, device_times, lateness
 from recperf.measure.trace.read import collect
 
 STEPS = 24
@@ -49,8 +49,8 @@ def test_a_late_rank_is_communication(tmp_path: Path) -> None:
 
 def test_calls_of_the_same_size_tell_late_ranks_from_bytes() -> None:
     calls = [(0.0, 1_000.0), (2_000.0, 21_000.0), (30_000.0, 40_000.0)]
-    items = [Collective("all_reduce", start, end, 4 << 20) for start, end in calls]
-    (sentence,) = lateness([*items, Collective("barrier", 50_000.0, 50_010.0, 0)])
+    items = [CollectiveCall("all_reduce", start, end, 4 << 20) for start, end in calls]
+    (sentence,) = lateness([*items, CollectiveCall("barrier", 50_000.0, 50_010.0, 0)])
     assert "all_reduce of 4 MiB takes 10.0 ms, the fastest of 3 calls 1.00 ms, so at least 90%" in sentence
     assert not lateness([])
 
