@@ -30,7 +30,7 @@ rows = [f"{user},{(7 * user + 3 * at) % 50},{at % 5 + 1},{86400 * at}" for user 
 Path("ratings.csv").write_text("\\n".join(["userId,movieId,rating,timestamp", *rows]))
 assert main(["data", "import", "ratings.csv", "--name", "mine", "--quiet"]) == 0
 Path("train.py").write_text(SCRIPT)
-assert main(["profile", "--script", "train.py", "--no-peaks", "--quiet", "--page", "profile.html"]) == 0
+assert main(["profile", "--script", "train.py", "--no-peaks", "--quiet", "--run-dir", "profile"]) == 0
 """
 SCRIPT = """
 import torch
@@ -65,7 +65,7 @@ def test_a_wheel_is_complete_and_works(tmp_path: Path) -> None:
     program = f"SCRIPT = {SCRIPT!r}\n{PROGRAM}"
     call([sys.executable, "-c", program, str(installed)], tmp_path / "elsewhere", PYTHONPATH=str(installed))
     assert len(list((tmp_path / "elsewhere" / "runs").glob("*/report.html"))) == 1
-    assert (tmp_path / "elsewhere" / "profile.html").exists()
+    assert (tmp_path / "elsewhere" / "profile" / "profile.html").exists()
 
 
 def call(command: list[str], folder: Path, **environment: str) -> None:

@@ -134,9 +134,9 @@ def test_a_program_with_a_dense_optimizer_over_its_tables_is_told_so_and_gains(
     monkeypatch.setattr(advice_rules, "RULES", (advice_rules.dense_table,))
     for doubt in ("too_busy", "drifted"):
         monkeypatch.setattr(fixes.predictions, doubt, lambda *_: None)
-    output = program.script.parent / "profile.json"
-    assert main(["profile", "--script", str(program.script), "--try-fixes", "--verbose", "--output", str(output)]) == 0
-    (advice,) = recperf.load(output).advice
+    folder = program.script.parent / "profile"
+    assert main(["profile", "--script", str(program.script), "--try-fixes", "--verbose", "--run-dir", str(folder)]) == 0
+    (advice,) = recperf.load(folder / "profile.json").advice
     assert "of 2 tables, but Adam" in advice.seen
     assert "rows = torch.optim.SparseAdam([user.weight, item.weight], lr=0.01)" in advice.change
     assert (advice.predicted_gain or 0) > 1

@@ -297,11 +297,12 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     (saved,) = Path("runs").glob("script-profile-*/profile.json")
     assert json.loads(saved.read_text()) == profile
     assert saved.with_name("profile.html").exists()
-    files = ["--output", "a.json", "--page", "b.html"]
-    assert main(["profile", "--script=train.py", "--no-peaks", "--quiet", *files]) == 0
-    assert Path("a.json").exists()
-    assert Path("b.html").exists()
+    again = ["profile", "--script=train.py", "--no-peaks", "--quiet", "--run-dir", "a", "--no-report"]
+    assert main(again) == 0
+    assert sorted(path.name for path in Path("a").iterdir()) == [".profile", "profile.json"]
     assert len(list(Path("runs").iterdir())) == 1
+    assert main(again) == 2
+    assert "already holds a profile" in capfd.readouterr().err
 
 
 def test_which_optimizer_ends_a_step() -> None:

@@ -91,13 +91,11 @@ def profile(checkout: Path, arguments: list[str], folder: Path) -> Profile:
     """One profile of a checkout, by its own recperf where its sources hold one, otherwise by the installed one."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / "run" / "profile.json"
+    options = ["--no-report", "--quiet", "--run-dir", str(file.parent)]
     if "--script" in arguments:
-        file = folder.resolve() / "profile.json"
-        options = ["--output", str(file), "--page", str(folder.resolve() / "profile.html"), "--quiet"]
         arguments = [*arguments[:2], *options, *arguments[2:]]
     else:
-        options = ["--no-confirm", "--no-peaks", "--no-report", "--quiet", "--run-dir", str(file.parent)]
-        arguments = [*arguments, *options]
+        arguments = [*arguments, "--no-confirm", "--no-peaks", *options]
     own = checkout / "src" / "recperf"
     paths = [str(checkout / "src")] if own.is_dir() else []
     environment = {

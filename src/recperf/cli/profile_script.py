@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from ..errors import UsageError
 from ..files import require_writable, write_atomic, writing
+from ..folders import refuse_foreign
 from ..runs.record import PROFILE_MARK, new_folder
 from ..stop import FLAG
 from .parse import OutputOptions, VerboseOption, parse
@@ -37,11 +39,10 @@ class Options(OutputOptions, VerboseOption):
     """Functions that return or yield the batches of a program that does not use a torch DataLoader."""
     to_the_end: bool = False
     """Let the program run until it ends by itself."""
-    output: Path | None = None
-    """File for the profile (JSON)."""
-    page: Path | None = None
-    """File for the page (HTML). Default, without --output too: profile.json and profile.html in
-    runs/script-profile-<time>-<id>."""
+    run_dir: Path | None = None
+    """Folder of the profile, new or empty. Default: runs/script-profile-<time>-<id>."""
+    report: bool = True
+    """Write the page profile.html."""
     try_fixes: bool = False
     """Run the program again with each change that can be made from outside, such as DataLoader workers or a fused
     optimizer, alone and together, and show predicted and measured gains."""
@@ -57,10 +58,15 @@ def own_arguments(arguments: list[str]) -> list[str]:
 def command(arguments: list[str]) -> int:
     ours = own_arguments(arguments)
     options = parse(Options, ours, prog="recperf profile --script", description=DESCRIPTION)
-    output, page = _files(options)
+    place = options.run_dir or new_folder("script-profile")
+    if (place / "profile.json").exists():
+        raise UsageError("the folder already holds a profile", where={"folder": place}, fix="choose another --run-dir")
+    refuse_foreign(place)
+    require_writable(place)
+    # The program may change to another folder.
+    place, folder = place.absolute(), Path.cwd()
     from ..execution.script import Program, profile_program
 
-    folder = Path.cwd()
     program = Program(
         options.script,
         tuple(arguments[len(ours) + 1 :]),
@@ -73,7 +79,6 @@ def command(arguments: list[str]) -> int:
         if options.try_fixes and outcome.report is not None:
             from ..execution.program_trial import try_changes
 
-            # The program may have changed to another folder.
             with chdir(folder):
                 say = Terminal(as_json=options.json, quiet=options.quiet).notice
                 try_changes(program, outcome.report.advice, say)
@@ -81,43 +86,27 @@ def command(arguments: list[str]) -> int:
         assert outcome.missing is not None
         print_error(outcome.missing, as_json=options.json)
         return outcome.code or outcome.missing.exit_code
-    _show(outcome.report, output, page, options)
+    _show(outcome.report, place, options)
     return outcome.code
 
 
-def _files(options: Options) -> tuple[Path | None, Path | None]:
-    """Where the profile and the page go; absolute, because the program may change its folder."""
-    output, page = options.output, options.page
-    if output is None and page is None:
-        folder = new_folder("script-profile")
-        output, page = folder / "profile.json", folder / "profile.html"
-    for path in (output, page):
-        if path is not None and path.parent.exists():
-            require_writable(path.parent)
-    return output and output.absolute(), page and page.absolute()
-
-
-def _show(report: Report, output: Path | None, page: Path | None, options: Options) -> None:
+def _show(report: Report, place: Path, options: Options) -> None:
     from ..runs.report.step_sections import report_of
 
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     terminal.show(report_of(report))
-    for path in filter(None, (output, page)):
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-    if output is not None:
-        if options.output is None:
-            write_atomic(output.parent / PROFILE_MARK, b"")
-        terminal.facts(("profile", str(_short(report.save(output)))))
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    write_atomic(place / PROFILE_MARK, b"")
+    shown = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+    report.save(place / "profile.json")
+    terminal.facts(("profile", str(shown / "profile.json")))
     with page_optional(terminal):
-        if page is not None:
-            terminal.facts(("page", str(_short(report.page(page)))))
+        if options.report:
+            report.page(place / "profile.html")
+            terminal.facts(("page", str(shown / "profile.html")))
     if options.json:
         print_json(report)
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @contextmanager
