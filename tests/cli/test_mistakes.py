@@ -56,6 +56,7 @@ MISTAKES = [
     ("compare old new --gate lots", 2, "--gate takes a percentage such as 5%, not 'lots'"),
     ("compare old missing", 3, "there is nothing at this path"),
     ("compare old .", 3, "profile.json is missing"),
+    ("compare one unfinished", 3, "recperf run --resume unfinished"),
     ("compare torn.json new --json", 3, "torn.json is not JSON"),
     ("check --all empty", 2, "no runs in this folder"),
     ("check --all nowhere", 3, "no folder there"),

@@ -62,7 +62,7 @@ def load(path: Path) -> Side:
     kind = kind_of(path)
     if kind == "trace":
         return load_trace(path)
-    if kind == "run" and (path / "result.json").exists():
+    if kind == "run" and any((path / name).exists() for name in ("config.json", "result.json")):
         return of_run(Evidence(path))
     file = path / "profile.json" if path.is_dir() else path
     if not file.exists():
