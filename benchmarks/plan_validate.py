@@ -103,7 +103,9 @@ def on_h200(name: str, metric: str) -> list[dict[str, Any]]:
 def own_steps() -> dict[str, dict[str, Any]]:
     """Conditions of the newest steps of dlrm-v4 on one H200, by name."""
     rows = on_h200("dlrm_v4_step", "throughput")
-    return {entry["variant"]: entry["conditions"] | {"time": entry["time"]} for entry in rows}
+    return {
+        entry["variant"]: {**entry["conditions"], "time": entry["time"], "commit": entry["commit"]} for entry in rows
+    }
 
 
 def own_seconds(step: Mapping[str, Any], device: Device) -> float:
@@ -129,9 +131,10 @@ def own_seconds(step: Mapping[str, Any], device: Device) -> float:
 
 
 def current(entry: dict[str, Any]) -> bool:
-    """Whether a row is as new as the steps that shaped the model: an older one had other kernels."""
-    steps = own_steps()
-    return bool(entry["time"] >= min(steps[name]["time"] for name in FITTED))
+    """Whether a row is of the commit of the steps that shaped the model, or newer: an older one had other kernels."""
+    steps = [own_steps()[name] for name in FITTED]
+    same = entry["commit"] in (step["commit"] for step in steps)
+    return same or bool(entry["time"] >= min(step["time"] for step in steps))
 
 
 def own_points() -> list[Point]:
