@@ -16,7 +16,7 @@ from recperf.measure.cost import FLOAT, Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.plan import target
-from recperf.plan.devices import GB, KNOWN, TERA, Attention, Device, Efficiency, Rates
+from recperf.plan.devices import GB, KNOWN, TERA, Attention, Device, Efficiency, KnownRates
 from recperf.plan.predict import Prediction, error_band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.work import PlannedWorkload, Spread, Work
@@ -45,7 +45,7 @@ MI350X = replace(KNOWN["mi350x"], attention=LAYER, host_bytes_per_s=PAGEABLE, ef
 MI355X = replace(
     MI350X,
     name="mi355x",
-    flops=Rates(bfloat16=2500 * TERA, float32=157 * TERA),
+    flops=KnownRates(bfloat16=2500 * TERA, float32=157 * TERA),
     gemm=MI350X.gemm_rates.divided(2300 / 2500),
     origin="data sheet",
 )

@@ -34,7 +34,7 @@ from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
 from recperf.data.yambda.config import HistoryConfig
 from recperf.data.yambda.history import Histories
-from recperf.data.yambda.manifest import Manifest
+from recperf.data.yambda.manifest import EventManifest
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore, open_store
 from recperf.data.yambda.writer import StoreWriter, kinds_of
@@ -77,7 +77,7 @@ def made_up(folder: Path, events: int) -> EventStore:
                 kinds=kinds_of(types, ratios, draw.random(count) < 0.5),
             )
         catalogue_I2 = np.stack([draw.integers(1, ARTISTS, ITEMS), draw.integers(1, ALBUMS, ITEMS)], 1)
-        manifest = Manifest(name="history_gather", synthetic=True, licence="made up")
+        manifest = EventManifest(name="history_gather", synthetic=True, licence="made up")
         return open_store(writer.finish(catalogue_I2.astype(np.uint32), manifest))
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recperf.distributed.balance import deal, imbalance, stride
 from recperf.distributed.ranks import Ranks
-from recperf.distributed.shares import Scores
+from recperf.distributed.shares import SharedScores
 from recperf.models.dlrm_v4.config import mlperf
 from recperf.models.dlrm_v4.cost import sample_flops
 
@@ -52,7 +52,7 @@ def test_every_rank_gets_a_sample_if_there_are_enough() -> None:
 
 
 def test_scores_are_in_row_order_and_each_row_is_scored_once() -> None:
-    scores = Scores(Ranks())
+    scores = SharedScores(Ranks())
     scores.add(torch.tensor([0.2, 0.1, -0.5]), torch.tensor([1.0, 0.0, 1.0]), [np.array([2, 0, 1])])
     scores.add(torch.tensor([7.0]), torch.tensor([0.0]), [np.array([0])])
     logits_N, labels_N = scores.gather(4)

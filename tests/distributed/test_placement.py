@@ -10,7 +10,7 @@ import pytest
 
 from recperf.config import from_json, to_json
 from recperf.distributed.config import Demand, DistributedConfig, Table
-from recperf.distributed.placement import Placed, place, placed_by, shards_of
+from recperf.distributed.placement import ShardPlacement, place, placed_by, shards_of
 from recperf.distributed.rank_tables import ON_DEVICE
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.sharding import require_possible, require_room
@@ -32,7 +32,7 @@ def table(name: str, rows: int, **fields: Any) -> Table:
     return Table(name=name, rows=rows, **values)
 
 
-def kinds(placed: list[Placed]) -> dict[str, str]:
+def kinds(placed: list[ShardPlacement]) -> dict[str, str]:
     return {one.table.name: one.kind for one in placed}
 
 

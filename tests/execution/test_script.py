@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from recperf.cli import main
 from recperf.errors import UsageError
 from recperf.execution.program_hooks import Cycle
-from recperf.execution.script import Outcome, Program, profile_program
+from recperf.execution.script import Program, ScriptOutcome, profile_program
 from recperf.measure import observing
 from recperf.measure.records import ObservedSteps
 from recperf.runs.step_report import Report
@@ -41,7 +41,7 @@ for x in DataLoader(Rows(), 4):
     optimizer.step()
     optimizer.zero_grad()
 """
-Profile = Callable[..., Outcome]
+Profile = Callable[..., ScriptOutcome]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def profile(tmp_path: Path) -> Profile:
     """Profile a program; the class of the optimizer is restored afterwards."""
 
-    def call(loop: str, *arguments: str, **options: Any) -> Outcome:
+    def call(loop: str, *arguments: str, **options: Any) -> ScriptOutcome:
         script = tmp_path / "train.py"
         main = 'if __name__ == "__main__":\n' + indent(dedent(loop).strip(), "    ") + "\n"
         script.write_text(START + (dedent(loop) if options.pop("plainly", False) else main))
@@ -66,7 +66,7 @@ def profile(tmp_path: Path) -> Profile:
     return call
 
 
-def content(outcome: Outcome) -> Report:
+def content(outcome: ScriptOutcome) -> Report:
     assert outcome.report is not None, outcome.missing
     return outcome.report
 

@@ -18,7 +18,7 @@ from recperf.errors import ConfigError, DataError, MachineError
 from recperf.execution import execute
 from recperf.execution.execute import _start, checkpoint_folder, in_background
 from recperf.execution.training import SeedTraining
-from recperf.measure.peaks.records import Figure, Peaks, Rates
+from recperf.measure.peaks.records import PeakFigure, Peaks, Rates
 from recperf.measure.profile_records import Profile
 from recperf.ops import choice, mlp
 from recperf.ops.mlp import native as mlp_native
@@ -312,7 +312,7 @@ STREAMS = ("copy", "read", "cached", "gather", "update")
 def test_mfu_is_of_the_measured_batch_and_of_ceilings_of_its_threads_and_precision() -> None:
     """2,000 FLOPs a sample at 500 samples/s are a thousandth of 1 GFLOP/s, in float32 with one thread alone."""
     peaks = convert(examples.peaks(), Peaks)
-    gemm = {"float32": Figure(1e9, 1e9, 1e9, n=3)}
+    gemm = {"float32": PeakFigure(1e9, 1e9, 1e9, n=3)}
     peaks.other_threads["1"] = Rates(gemm=gemm, **{name: getattr(peaks, name) for name in STREAMS})
     profile = convert(examples.profile({"top": 1.0, "other": 1.0}, {"top": 5e5}), Profile)
     profile.batch_size, profile.threads = 250, 1

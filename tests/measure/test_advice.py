@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from recperf.measure import advice_rules as rules
-from recperf.measure.advice import Evidence
+from recperf.measure.advice import AdviceFacts
 from recperf.measure.attribution import classify
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.random_rows import random_rows
@@ -48,11 +48,11 @@ def row(name: str, ms: float, limit: str = "operator", part: str | None = None, 
 def evidence(
     *rows: DividedOperator, facts: ProgramFacts | None = None, ceilings: Ceilings | None = CEILINGS,
     device: str = "cpu", **waits: float,
-) -> Evidence:  # fmt: skip
+) -> AdviceFacts:  # fmt: skip
     """A step of 100 ms: what rows and waits do not explain is communication, about which no rule knows anything."""
     rest = STEP - sum(one.ms for one in rows) - sum(waits.values())
     observed = Observed(device, 2, Percentiles(STEP, STEP, STEP), {**waits, "communication": rest}, list(rows))
-    return Evidence(observed, list(rows), ceilings, facts or ProgramFacts(threads=2, cores=2))
+    return AdviceFacts(observed, list(rows), ceilings, facts or ProgramFacts(threads=2, cores=2))
 
 
 def names(*arguments: Any, **more: Any) -> list[str]:
@@ -180,7 +180,7 @@ def test_a_device_is_not_faster_than_its_host() -> None:
     passes = row("mul_", 4.0, "bandwidth", "optimizer AdamW.step", kernels=200, bytes=1)
     facts = ProgramFacts(optimizers=[OptimizerFacts("AdamW", "for-loop", fusable=True, parameters=10, elements=10**6)])
     seen = Observed("H200", 2, Percentiles(4.0, 4.0, 4.0), {"communication": 0.0}, [passes], host_ms=2.0)
-    step = Evidence(seen, [passes], gpu, facts)
+    step = AdviceFacts(seen, [passes], gpu, facts)
     floor = step.advice("name", "seen", "change", 3.9)
     assert floor.predicted_gain == pytest.approx(2.0)
     # A fused AdamW of ten parameters costs the host two kernels of 5 us and 29 calls of 3 us; the device needs less.
@@ -188,7 +188,7 @@ def test_a_device_is_not_faster_than_its_host() -> None:
     assert fused.predicted_gain == pytest.approx(4.0 / 0.097)
     # A host that computes a metric in 1.5 of 2 ms, for which the device waits.
     waiting = replace(seen, waits={"python": 1.6}, operators=[replace(passes, ms=0.4)])
-    metric = Evidence(waiting, [replace(passes, ms=0.4)], gpu, facts).advice("name", "seen", "change", 0, 0, -1.5)
+    metric = AdviceFacts(waiting, [replace(passes, ms=0.4)], gpu, facts).advice("name", "seen", "change", 0, 0, -1.5)
     assert metric.predicted_gain == pytest.approx(2.0 / 0.5)
 
 
@@ -257,7 +257,7 @@ def test_a_metric_in_every_step_is_named_with_its_line(tmp_path: Any, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("loop()\nvalue = roc_auc_score(y, p)\nlogits = model(history).log()\n")
 
-    def step(line: int) -> Evidence:
+    def step(line: int) -> AdviceFacts:
         made = evidence(python=40.0)
         made.observed.places = [PlaceShare("python", 0.75, Place("fit", "train.py", line))]
         return made

@@ -12,13 +12,13 @@ from msgspec.structs import replace as changed
 
 import recperf.models.config  # noqa: F401  declares the spans of the synthetic steps
 from recperf.measure.fixes import Fix, Predictor, drifted, too_busy
-from recperf.measure.peaks.records import DeviceRates, Figure, Launch, Peaks
+from recperf.measure.peaks.records import DeviceRates, Launch, PeakFigure, Peaks
 from recperf.measure.profile_records import Component
 from recperf.measure.records import Observed, Operator, Percentiles
 
 
-def even(value: float) -> Figure:
-    return Figure(value, value, value, n=9)
+def even(value: float) -> PeakFigure:
+    return PeakFigure(value, value, value, n=9)
 
 
 def around(middle: float, spread: float = 0.0) -> Percentiles:

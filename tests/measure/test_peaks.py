@@ -21,7 +21,7 @@ from recperf.machine import machine_facts, usable_cores
 from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of
 from recperf.measure.peaks import cpu, other_work, sampling
-from recperf.measure.peaks.records import Figure, Peaks, Rates
+from recperf.measure.peaks.records import PeakFigure, Peaks, Rates
 from recperf.measure.peaks.sampling import (
     FULL,
     MIB,
@@ -98,14 +98,14 @@ def test_the_layout_is_as_documented(content: dict[str, Any]) -> None:
     knee = content["knee"]
     assert (knee["row_bytes"], knee["threads"]) == (256, 1)
     assert [point["table_bytes"] >> 10 for point in knee["points"]] == [32, 64, 128, 256, 512, 1024]
-    assert knee["bytes"] == (knee_of(convert(knee["points"], list[Figure])) or MIB)
+    assert knee["bytes"] == (knee_of(convert(knee["points"], list[PeakFigure])) or MIB)
     assert all(set(one) == set(RATES) for one in content["other_threads"].values())
 
 
 KIB = 1 << 10
 
 
-def curve(ns: Callable[[int], float], *, noise: dict[int, float] | None = None) -> list[Figure]:
+def curve(ns: Callable[[int], float], *, noise: dict[int, float] | None = None) -> list[PeakFigure]:
     """Points of 32 KiB to 512 MiB; a table of so many KiB in `noise` takes so many times longer."""
     sizes = [32 * KIB << step for step in range(15)]
     times = [ns(size) * (noise or {}).get(size // KIB, 1.0) for size in sizes]

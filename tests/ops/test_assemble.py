@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recperf.ops.assemble import Plan, assemble, plan
+from recperf.ops.assemble import AssemblyPlan, assemble, plan
 from recperf.ops.dropout import Dropout, keep_mask
 from recperf.ops.lookup import unique
 
@@ -37,7 +37,7 @@ NAMES = ("context", "rows", "actions", "position", "time")
 POSITIONS, AGES, ACTIONS, DIM = 30, 4, 2, 20
 
 
-def batch(lengths: list[int], context: int, dim: int = DIM) -> tuple[dict[str, Tensor], Plan, Tensor]:
+def batch(lengths: list[int], context: int, dim: int = DIM) -> tuple[dict[str, Tensor], AssemblyPlan, Tensor]:
     """Parts, plan and times of rows with this many positions after their context."""
     draw = torch.Generator().manual_seed(len(lengths) + context)
     positions = sum(lengths)
@@ -73,7 +73,7 @@ def rule(lengths: list[int], times: list[int], context: int) -> tuple[list[int],
     return positions, ages
 
 
-def plain(parts: dict[str, Tensor], of: Plan, times: Tensor, dropout: Dropout) -> tuple[Tensor, ...]:
+def plain(parts: dict[str, Tensor], of: AssemblyPlan, times: Tensor, dropout: Dropout) -> tuple[Tensor, ...]:
     """Row by row, by autograd, in float64."""
     leaves = {name: part.double().requires_grad_() for name, part in parts.items()}
     sequence = 5 * (leaves["rows"][of.source_S] + leaves["actions"][of.action_S])
@@ -88,7 +88,7 @@ def plain(parts: dict[str, Tensor], of: Plan, times: Tensor, dropout: Dropout) -
     return out.detach(), *(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves.values())
 
 
-def run(impl: Any, parts: dict[str, Tensor], of: Plan, dropout: Dropout) -> tuple[Tensor, ...]:
+def run(impl: Any, parts: dict[str, Tensor], of: AssemblyPlan, dropout: Dropout) -> tuple[Tensor, ...]:
     leaves = {name: part.clone().requires_grad_() for name, part in parts.items()}
     out = assemble(*leaves.values(), plan=of, scale=5.0, dropout=dropout, impl=impl)
     weigh(out).backward()

@@ -16,8 +16,8 @@ from recperf.plan.devices import (
     Attention,
     Device,
     Efficiency,
+    KnownRates,
     Network,
-    Rates,
 )
 from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
 from recperf.plan.sharding import Parallelism
@@ -33,9 +33,9 @@ PLAIN = Device(
     name="plain",
     memory_bytes=1 << 36,
     bytes_per_s=1e12,
-    flops=Rates(float32=1e12),
+    flops=KnownRates(float32=1e12),
     link_bytes_per_s=1e10,
-    gemm=Rates(float32=1e12),
+    gemm=KnownRates(float32=1e12),
     copy_bytes_per_s=1e12,
     attention=Attention(lengths=(1,), forward=(1e12,), backward=(1e12,)),
     call_s=0.0,

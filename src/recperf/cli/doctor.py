@@ -24,7 +24,7 @@ OK, MISSING, OPTIONAL = "ok", "missing", "optional"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     name: str
     state: str
     """ok; missing: recperf cannot work fully; optional: only one feature is unavailable."""
@@ -41,7 +41,7 @@ def command(arguments: list[str]) -> int:
             findings.append(check())
         except Exception as error:
             text = str(error) if isinstance(error, RecperfError) else f"{type(error).__name__}: {error}"
-            findings.append(Finding(name, MISSING, text, getattr(error, "fix", None)))
+            findings.append(Diagnosis(name, MISSING, text, getattr(error, "fix", None)))
     broken = [finding.name for finding in findings if finding.state == MISSING]
     if options.json:
         print_json({"healthy": not broken, "findings": [vars(finding) for finding in findings]})
@@ -54,100 +54,102 @@ def command(arguments: list[str]) -> int:
     return MachineError.exit_code if broken else 0
 
 
-def torch() -> Finding:
+def torch() -> Diagnosis:
     """That torch imports and multiplies, not only that it is installed."""
     try:
         module = importlib.import_module("torch")
     except ImportError as error:
-        return Finding("torch", MISSING, str(error), "pip install torch==2.13.0")
+        return Diagnosis("torch", MISSING, str(error), "pip install torch==2.13.0")
     if float((module.ones(4, 4) @ module.ones(4, 4))[0, 0]) != 4.0:
         fix = "pip install --force-reinstall torch==2.13.0"
-        return Finding("torch", MISSING, "a matrix product came out wrong", fix)
+        return Diagnosis("torch", MISSING, "a matrix product came out wrong", fix)
     version = tuple(int(part) for part in module.__version__.split("+")[0].split(".")[:2])
     if not (2, 11) <= version < (2, 14):
         text = f"{module.__version__}; recperf knows 2.11 to 2.13"
-        return Finding("torch", MISSING, text, "pip install torch==2.13.0")
-    return Finding("torch", OK, f"{module.__version__}, {module.get_num_threads()} threads")
+        return Diagnosis("torch", MISSING, text, "pip install torch==2.13.0")
+    return Diagnosis("torch", OK, f"{module.__version__}, {module.get_num_threads()} threads")
 
 
-def gpu() -> Finding:
+def gpu() -> Diagnosis:
     module = importlib.import_module("torch")
     if not module.cuda.is_available():
-        return Finding("gpu", OPTIONAL, "torch sees none; everything runs on the CPU", None)
+        return Diagnosis("gpu", OPTIONAL, "torch sees none; everything runs on the CPU", None)
     names = ", ".join(module.cuda.get_device_name(i) for i in range(module.cuda.device_count()))
-    return Finding("gpu", OK, names)
+    return Diagnosis("gpu", OK, names)
 
 
-def packages(modules: tuple[str, ...], why: str, fix: str) -> Finding:
+def packages(modules: tuple[str, ...], why: str, fix: str) -> Diagnosis:
     """Packages that belong together: the first that is missing, else the version of the first."""
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError:
-            return Finding(module, OPTIONAL, f"not installed; {why}", fix)
+            return Diagnosis(module, OPTIONAL, f"not installed; {why}", fix)
     try:
-        return Finding(modules[0], OK, metadata.version(modules[0]))
+        return Diagnosis(modules[0], OK, metadata.version(modules[0]))
     except metadata.PackageNotFoundError:
-        return Finding(modules[0], OK, "importable")
+        return Diagnosis(modules[0], OK, "importable")
 
 
-def distributed() -> Finding:
+def distributed() -> Diagnosis:
     """Runs operators: a build of fbgemm for another torch installs cleanly and fails when it is loaded."""
     from ..distributed.library import FIX, jagged_op
 
     if not all(importlib.util.find_spec(name) for name in ("torchrec", "fbgemm_gpu")):
-        return Finding("torchrec", OPTIONAL, "not installed; runs on several ranks need it", FIX)
-    return Finding("torchrec", OK, jagged_op())
+        return Diagnosis("torchrec", OPTIONAL, "not installed; runs on several ranks need it", FIX)
+    return Diagnosis("torchrec", OK, jagged_op())
 
 
-def compiler() -> Finding:
+def compiler() -> Diagnosis:
     path = shutil.which("cc") or shutil.which("gcc")
     if path:
-        return Finding("C compiler", OK, path)
-    return Finding("C compiler", OPTIONAL, "none; the slower torch and numpy code runs instead", "apt-get install gcc")
+        return Diagnosis("C compiler", OK, path)
+    return Diagnosis(
+        "C compiler", OPTIONAL, "none; the slower torch and numpy code runs instead", "apt-get install gcc"
+    )
 
 
-def c_code() -> Finding:
+def c_code() -> Diagnosis:
     """Compiles the C body of every op."""
     from ..ops.compile import native_ops, native_problem
 
     if compiler().state != OK:
-        return Finding("C code", OPTIONAL, "not compiled: there is no C compiler", "apt-get install gcc")
+        return Diagnosis("C code", OPTIONAL, "not compiled: there is no C compiler", "apt-get install gcc")
     problems = {name: native_problem(name) for name in native_ops()}
     failures = [f"{name}: {problem}" for name, problem in problems.items() if problem]
     if failures:
-        return Finding("C code", MISSING, "; ".join(failures), "reinstall recperf, or install a working gcc")
-    return Finding("C code", OK, f"{', '.join(problems)} compiled")
+        return Diagnosis("C code", MISSING, "; ".join(failures), "reinstall recperf, or install a working gcc")
+    return Diagnosis("C code", OK, f"{', '.join(problems)} compiled")
 
 
-def ceilings() -> Finding:
+def ceilings() -> Diagnosis:
     from ..measure import peaks
 
     measured = peaks.load()
     if measured is None:
-        return Finding("ceilings", OPTIONAL, "not measured yet; the first run measures them quickly", "recperf peaks")
-    return Finding("ceilings", OK, f"measured {measured.measured}{' (quick)' if measured.quick else ''}")
+        return Diagnosis("ceilings", OPTIONAL, "not measured yet; the first run measures them quickly", "recperf peaks")
+    return Diagnosis("ceilings", OK, f"measured {measured.measured}{' (quick)' if measured.quick else ''}")
 
 
-def movielens() -> Finding:
+def movielens() -> Diagnosis:
     folder = dataset_folder("movielens-100k")
     if (folder / "u.data").is_file():
-        return Finding("movielens-100k", OK, str(folder))
+        return Diagnosis("movielens-100k", OK, str(folder))
     text = "not downloaded; runs use embedded synthetic data"
-    return Finding("movielens-100k", OPTIONAL, text, "recperf data get movielens-100k")
+    return Diagnosis("movielens-100k", OPTIONAL, text, "recperf data get movielens-100k")
 
 
-def writable(name: str, folder: Path, fix: str) -> Finding:
+def writable(name: str, folder: Path, fix: str) -> Diagnosis:
     """The folder, or the nearest parent that exists, must be a folder one may write, with some space left."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
-        return Finding(name, MISSING, f"{folder} cannot be written", fix)
+        return Diagnosis(name, MISSING, f"{folder} cannot be written", fix)
     free = shutil.disk_usage(place).free
     if free < 100 << 20:
-        return Finding(name, MISSING, f"{folder}: {size(free)} free", "free some disk space")
-    return Finding(name, OK, f"{folder}, {size(free)} free")
+        return Diagnosis(name, MISSING, f"{folder}: {size(free)} free", "free some disk space")
+    return Diagnosis(name, OK, f"{folder}, {size(free)} free")
 
 
 PACKAGES = {
@@ -158,7 +160,7 @@ PACKAGES = {
     "mlperf": (("mlperf_logging",), "recperf mlperf needs it", "pip install 'recperf[mlperf]'"),
 }
 """Modules that belong together, what needs them, and the command that installs them."""
-CHECKS: dict[str, Callable[[], Finding]] = {
+CHECKS: dict[str, Callable[[], Diagnosis]] = {
     "torch": torch,
     "gpu": gpu,
     "C compiler": compiler,

@@ -9,7 +9,7 @@ from msgspec import structs
 from .. import places
 from ..errors import RecperfError
 from ..measure import peaks
-from ..measure.peaks.records import DeviceRates, Figure, Knee, Peaks
+from ..measure.peaks.records import DeviceRates, Knee, PeakFigure, Peaks
 from ..units import number, size, time
 from .parse import OutputOptions, parse
 from .terminal import Terminal, print_json, table
@@ -102,7 +102,7 @@ def _device(part: DeviceRates, caches: dict[str, int], where: str) -> list[str]:
     return ["", table(rows), "", "random rows", table(lookups), "", *_knee(part.knee, caches, where)]
 
 
-def _row(name: str, figure: Figure) -> list[str]:
+def _row(name: str, figure: PeakFigure) -> list[str]:
     return [name, *(_value(value, figure.unit) for value in (figure.p50, figure.p20, figure.p80)), str(figure.n)]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..config import require
 from ..ops.choice import Name
-from ..ops.draw import Buffers, Plan, choose, reference, shared_space
+from ..ops.draw import Buffers, DrawPlan, choose, reference, shared_space
 from ..ops.draw.shared_space import SharedSpacePlan
 from .batch import ClickBatch, JaggedFeatures
 from .config import RandomBagsConfig
@@ -125,7 +125,7 @@ class RandomBags:
         return self._choice[1]
 
     @cached_property
-    def plan(self) -> Plan | SharedSpacePlan:
+    def plan(self) -> DrawPlan | SharedSpacePlan:
         config = self.config
         if self.id_space is not None:
             return SharedSpacePlan(
@@ -140,7 +140,7 @@ class RandomBags:
                 exponent=config.exponent,
             )
         places = self.part.made(self.batch_size)
-        return Plan(
+        return DrawPlan(
             samples=len(places),
             whole=self.batch_size,
             begin=places.start,

@@ -34,7 +34,7 @@ REQUESTED = "--distributed.sharding"
 
 
 @dataclass(frozen=True)
-class Placed:
+class ShardPlacement:
     """One table and its shards."""
 
     table: Table
@@ -78,14 +78,14 @@ class Placed:
         return np.asarray(self.weight_R + self.state_R() + FLOAT * vectors * self.width_R)
 
 
-def placed_by(options: DistributedConfig, demand: Demand, ranks: int) -> list[Placed]:
+def placed_by(options: DistributedConfig, demand: Demand, ranks: int) -> list[ShardPlacement]:
     """The shards of each table with the options of a run."""
     placed = place(demand.tables, ranks, demand.batch, options.kind, options.shardings)
     require_sent(placed, options.all_to_all)
     return placed
 
 
-def require_sent(placed: Sequence[Placed], precision: str) -> None:
+def require_sent(placed: Sequence[ShardPlacement], precision: str) -> None:
     """Fail on a precision of messages that are never sent."""
     if precision != "fp32" and all(one.kind == "data-parallel" for one in placed):
         raise ConfigError(
@@ -101,7 +101,7 @@ def place(
     batch: int,
     kind: KindOrAuto = "auto",
     named: Mapping[str, KindOrAuto] | None = None,
-) -> list[Placed]:
+) -> list[ShardPlacement]:
     """Shards of each table; `named` has the kind of single tables. The largest tables are placed first, each on the
     ranks that hold least so far, counting weights, optimizer state and what they send in a step."""
     within(1, ranks, 1 << 20, "ranks")
@@ -111,7 +111,7 @@ def place(
         table_kind, why = _kind(table, ranks, batch, kind, named or {}, mean)
         selected.append(replace(_shards(table, table_kind, ranks), why=why))
     held_R = np.zeros(ranks)
-    placed: dict[str, Placed] = {}
+    placed: dict[str, ShardPlacement] = {}
     for one in sorted(selected, key=lambda one: -one.held_R(batch).max()):
         if one.kind in ("column", "table"):
             width_R = np.zeros(ranks, np.int64)
@@ -174,7 +174,7 @@ def shard_columns(dim: int, ranks: int) -> int:
     return next((width for width in range(narrowest, dim) if dim % width == 0 and width % LEAST_COLUMNS == 0), dim)
 
 
-def _shards(table: Table, kind: Kind, ranks: int) -> Placed:
+def _shards(table: Table, kind: Kind, ranks: int) -> ShardPlacement:
     """The shards of a table on the first ranks."""
     width_R = np.zeros(ranks, np.int64)
     if kind in ("row", "data-parallel"):
@@ -182,7 +182,7 @@ def _shards(table: Table, kind: Kind, ranks: int) -> Placed:
     else:
         width = table.dim if kind == "table" else shard_columns(table.dim, ranks)
         width_R[: table.dim // width] = width
-    return Placed(table, kind, width_R)
+    return ShardPlacement(table, kind, width_R)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,9 @@ class TableShard:
         return 4 * self.rows * (self.columns + self.state_width)
 
 
-def shards_of(placed: Sequence[Placed], memory: Literal["device", "host", "file"] = "device") -> list[TableShard]:
+def shards_of(
+    placed: Sequence[ShardPlacement], memory: Literal["device", "host", "file"] = "device"
+) -> list[TableShard]:
     """The shards of tables, by table and rank, and the memory of those that are not copies. Of a data-parallel table
     each rank has a copy."""
     shards = []

@@ -22,7 +22,7 @@ from ..ops.table_rules import RULES, RuleName, TableRule
 from .config import Demand, DistributedConfig
 from .exchange import Prefetch
 from .library import require_torchrec
-from .placement import Placed, TableShard, placed_by, shards_of
+from .placement import ShardPlacement, TableShard, placed_by, shards_of
 from .ranks import Ranks
 from .sharding import LocalRows, Lookup, collection, free_memory, require_possible, require_room
 
@@ -49,7 +49,7 @@ class CopiedTables:
 
     def __init__(
         self,
-        placed: Sequence[Placed],
+        placed: Sequence[ShardPlacement],
         dim: int,
         world: Ranks,
         device: torch.device,
@@ -142,7 +142,12 @@ class RankTables(nn.Module):
         """The number of updates so far."""
 
     def _shard(
-        self, placed: Sequence[Placed], shards: list[TableShard], options: DistributedConfig, eps: float, tiers: Tiers
+        self,
+        placed: Sequence[ShardPlacement],
+        shards: list[TableShard],
+        options: DistributedConfig,
+        eps: float,
+        tiers: Tiers,
     ) -> None:
         """Allocate this rank's shards."""
         widths = {shard.table: shard.columns for shard in self._own}

@@ -26,7 +26,7 @@ from ..ops.table_rules import RULES, RuleName, TableRule
 from ..train.device import free_gpu_bytes
 from ..units import size
 from .config import Demand, DistributedConfig, Table
-from .placement import LEAST_COLUMNS, Placed, TableShard
+from .placement import LEAST_COLUMNS, ShardPlacement, TableShard
 from .ranks import Ranks
 
 KINDS = {"row": "row_wise", "column": "column_wise", "table": "table_wise"}
@@ -34,7 +34,7 @@ KINDS = {"row": "row_wise", "column": "column_wise", "table": "table_wise"}
 
 
 def require_possible(
-    placed: Sequence[Placed],
+    placed: Sequence[ShardPlacement],
     world: Ranks,
     *,
     optimizer: RuleName = "rowwise-adagrad",
@@ -65,7 +65,7 @@ def require_possible(
         )
 
 
-def require_room(placed: Sequence[Placed], demand: Demand, device: str, free: int) -> None:
+def require_room(placed: Sequence[ShardPlacement], demand: Demand, device: str, free: int) -> None:
     """Fail if the shards of a rank, and what it sends of them, do not fit into its free bytes on the device."""
     held_R = np.sum([one.held_R(demand.batch) for one in placed], axis=0)
     rank = int(held_R.argmax())

@@ -77,7 +77,7 @@ def announced(batches: Iterator[SharedBatch[P]], *, ahead: bool, last: int) -> I
             current = following
 
 
-class Scores:
+class SharedScores:
     """Logits and labels of an evaluation, each row scored by one rank."""
 
     def __init__(self, world: Ranks) -> None:

@@ -14,7 +14,7 @@ from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
 from ..measure.clocks import Reading, ThreadClock, components, spread, step_clock
 from ..measure.cost import Cost
-from ..measure.profile_records import SCHEMA, Ids, StepBudget
+from ..measure.profile_records import SCHEMA, IdFacts, StepBudget
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .workload import Prepared, Trial
@@ -155,7 +155,7 @@ class ClockedSteps:
             threads=torch.get_num_threads(),
             step_ms=spread([wall for wall, _ in self.clocked]),
             components=components(self.clocked, costs),
-            ids=Ids(
+            ids=IdFacts(
                 lookups=self.lookups / count,
                 unique_rows=self.unique / count,
                 row_bytes=subject.row_bytes,

@@ -26,7 +26,7 @@ from ..runs.derive import Stated, meets, result_of
 from ..runs.evidence import Evidence, seal
 from ..runs.record import MEASURED, Run, checkout, now, packages, profile_of, read_saved_config
 from ..runs.result import Change, Data, Result, Target, Verified, checked
-from ..runs.result import Trial as TrialFile
+from ..runs.result import TrialResult as TrialFile
 from ..runs.resume import RANKS, operator_changes, operators_text, recorded_fields, since_start
 from ..runs.schemas import Machine, Progress
 from ..stop import StopFlag, poll

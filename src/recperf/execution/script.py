@@ -54,7 +54,7 @@ class Program:
 
 
 @dataclass
-class Outcome:
+class ScriptOutcome:
     """How the program ended and what was seen of it."""
 
     report: Report | None = None
@@ -67,7 +67,7 @@ class Outcome:
     """Why there is no report."""
 
 
-def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> Outcome:
+def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> ScriptOutcome:
     """Run the program until it is clear what limits its steps; its own errors are printed as Python prints them."""
     profiler = Profiler(quiet=quiet, peaks=peaks)
     outcome, hooks = run_program(program, profiler)
@@ -75,7 +75,7 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
     return outcome
 
 
-def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
+def run_program(program: Program, profiler: Profiler) -> tuple[ScriptOutcome, Hooks]:
     """Run the program until the profiler has seen enough of its steps."""
     size = int(os.environ.get("WORLD_SIZE") or 1)
     if size > 1:
@@ -84,7 +84,7 @@ def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
             fix="profile it as one process, or record a trace per rank for recperf profile --trace FOLDER",
         )
     code = _compiled(program)
-    outcome = Outcome()
+    outcome = ScriptOutcome()
     profiler.__enter__()
     # Also where the program fails; no report is built.
     with closing(profiler):
@@ -100,7 +100,7 @@ def run_program(program: Program, profiler: Profiler) -> tuple[Outcome, Hooks]:
     return outcome, hooks
 
 
-def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Outcome) -> None:
+def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: ScriptOutcome) -> None:
     seen, observer = hooks.steps_seen, profiler.observer
     ends = f"calls of {program.step_function}" if program.step_function else "steps of a torch optimizer"
     if not observer.plain:

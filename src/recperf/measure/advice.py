@@ -46,7 +46,7 @@ _READS = re.compile(r"\.(?:item|cpu|tolist|numpy)\(")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class AdviceFacts:
     """What rules look at."""
 
     observed: Observed
@@ -174,7 +174,7 @@ def names(rows: Iterable[DividedOperator]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def threads(evidence: Evidence) -> Advice | None:
+def threads(evidence: AdviceFacts) -> Advice | None:
     """Fewer threads than cores, or more."""
     now, cores = evidence.facts.threads, evidence.facts.cores
     if not evidence.on_cpu or not now or not cores or now == cores:
@@ -188,7 +188,7 @@ def threads(evidence: Evidence) -> Advice | None:
     return evidence.advice("threads", seen, change, goes, goes * now / cores, threads=cores)
 
 
-def loader(evidence: Evidence) -> Advice | None:
+def loader(evidence: AdviceFacts) -> Advice | None:
     """Batches that are made while the step waits, or by more processes than there are cores."""
     facts, waited = evidence.facts.loader, evidence.ms("input")
     cores = evidence.facts.cores
@@ -226,7 +226,7 @@ def loader(evidence: Evidence) -> Advice | None:
     return evidence.advice("workers", seen, change, waited, left, **settings)
 
 
-def copies(evidence: Evidence) -> Advice | None:
+def copies(evidence: AdviceFacts) -> Advice | None:
     """Copies to the device that nothing hides."""
     if evidence.on_cpu:
         return None
@@ -239,7 +239,7 @@ def copies(evidence: Evidence) -> Advice | None:
     return evidence.advice("pinned", seen, change, goes, needs, **({"pinned": True} if facts and not pinned else {}))
 
 
-def rows_on_the_host(evidence: Evidence) -> Advice | None:
+def rows_on_the_host(evidence: AdviceFacts) -> Advice | None:
     """Rows of tables that a device reads from the memory of the host."""
     rows = [row for row in evidence.operators if row.linked]
     goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.linked for row in rows)
@@ -248,7 +248,7 @@ def rows_on_the_host(evidence: Evidence) -> Advice | None:
     return evidence.advice("host rows", seen, change, goes, evidence.stream_ms(moved))
 
 
-def waits_for_values(evidence: Evidence) -> Advice | None:
+def waits_for_values(evidence: AdviceFacts) -> Advice | None:
     """Values that the host reads from the device in every step."""
     goes = evidence.ms("sync")
     reads = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
@@ -259,7 +259,7 @@ def waits_for_values(evidence: Evidence) -> Advice | None:
     return evidence.advice("item", seen, change, goes)
 
 
-def reported_values(evidence: Evidence) -> Advice | None:
+def reported_values(evidence: AdviceFacts) -> Advice | None:
     """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
     observed, lines = evidence.observed, defaultdict[Place, dict[str, float]](dict)
     for row in observed.places:
@@ -282,7 +282,7 @@ def reported_values(evidence: Evidence) -> Advice | None:
     return best(suggestions)
 
 
-def small_operators(evidence: Evidence) -> Advice | None:
+def small_operators(evidence: AdviceFacts) -> Advice | None:
     """Many operators that compute little."""
     if evidence.facts.compiled:
         return None
@@ -313,7 +313,7 @@ def small_operators(evidence: Evidence) -> Advice | None:
     return evidence.advice("compile", seen, change, goes, min(goes, needs), **settings)
 
 
-def larger_batch(evidence: Evidence) -> Advice | None:
+def larger_batch(evidence: AdviceFacts) -> Advice | None:
     """What a step costs whatever its batch, shared by twice the samples."""
     size = evidence.facts.loader.batch_size if evidence.facts.loader else None
     fixed = evidence.ms("dispatch", "python", "launch")

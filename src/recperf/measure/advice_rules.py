@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from ..units import number
-from .advice import NOTICEABLE, Evidence, best, names
+from .advice import NOTICEABLE, AdviceFacts, best, names
 from .advice import RULES as RULES_OF_THE_HOST
 from .ceilings import Ceilings
 from .program_facts import optimizer_of
@@ -52,14 +52,14 @@ def explain(
         shares=attribution.shares,
         operators=attribution.operators,
         places=place_rows(attribution.operators, attribution.shares, seen),
-        advice=advise(Evidence(seen, attribution.operators, ceilings, facts)),
+        advice=advise(AdviceFacts(seen, attribution.operators, ceilings, facts)),
         step_ms=seen.step_ms,
         notes=seen.notes,
         timeline=seen.timeline,
     )
 
 
-def advise(evidence: Evidence) -> list[Advice]:
+def advise(evidence: AdviceFacts) -> list[Advice]:
     """What the rules say about a step, the largest predicted gain first."""
     suggestions = [advice for rule in RULES if (advice := rule(evidence)) is not None]
     if evidence.busy:
@@ -67,7 +67,7 @@ def advise(evidence: Evidence) -> list[Advice]:
     return sorted(suggestions, key=lambda advice: -(advice.predicted_gain or 0.0))
 
 
-def dense_table(evidence: Evidence) -> Advice | None:
+def dense_table(evidence: AdviceFacts) -> Advice | None:
     """Dense gradients and a dense optimizer that pass over all rows of tables of which a step uses few."""
     used: defaultdict[tuple[int, int], defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in evidence.operators:
@@ -78,7 +78,7 @@ def dense_table(evidence: Evidence) -> Advice | None:
     return best(_sparse(evidence, one, most) for one in evidence.facts.optimizers if one.kind in PASSES)
 
 
-def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int, int], float]) -> Advice | None:
+def _sparse(evidence: AdviceFacts, optimizer: OptimizerFacts, used: dict[tuple[int, int], float]) -> Advice | None:
     """Advice to update only the rows that are used; `used` has their number by rows and bytes of a row of the table."""
     takes_sparse = optimizer.kind in ("SGD", "Adagrad")
     if takes_sparse and not (optimizer.plain and optimizer.elements):
@@ -128,7 +128,7 @@ def _sparse(evidence: Evidence, optimizer: OptimizerFacts, used: dict[tuple[int,
     return evidence.advice("sparse", seen, change, goes, needs, added, **settings)
 
 
-def optimizer_passes(evidence: Evidence) -> Advice | None:
+def optimizer_passes(evidence: AdviceFacts) -> Advice | None:
     """An optimizer that passes over its parameters operator by operator."""
     suggestions = []
     for optimizer in evidence.facts.optimizers:
@@ -157,7 +157,7 @@ def optimizer_passes(evidence: Evidence) -> Advice | None:
     return best(suggestions)
 
 
-def cleared_gradients(evidence: Evidence) -> Advice | None:
+def cleared_gradients(evidence: AdviceFacts) -> Advice | None:
     """Gradients that are overwritten with zeros instead of released."""
     rows = [row for row in evidence.operators if "zero_grad" in (row.part or "") and "zero_" in row.name]
     goes = sum(row.ms for row in rows)
@@ -165,7 +165,7 @@ def cleared_gradients(evidence: Evidence) -> Advice | None:
     return evidence.advice("zero_grad", seen, "optimizer.zero_grad(set_to_none=True)", goes, zero_grad=True)
 
 
-def precision(evidence: Evidence) -> Advice | None:
+def precision(evidence: AdviceFacts) -> Advice | None:
     """Products in a precision beside which a faster one was measured."""
     ceilings = evidence.ceilings
     products = (row for row in evidence.operators if row.flops)
@@ -188,7 +188,7 @@ def precision(evidence: Evidence) -> Advice | None:
     return evidence.advice("precision", seen, lines.get(best, autocast), goes, needs, **settings)
 
 
-def product_shape(evidence: Evidence) -> Advice | None:
+def product_shape(evidence: AdviceFacts) -> Advice | None:
     """A product far below its ceiling."""
     ceilings = evidence.ceilings
     rows = [row for row in evidence.operators if row.flops and row.kind == "product" and row.ms]
@@ -212,7 +212,7 @@ def product_shape(evidence: Evidence) -> Advice | None:
     return evidence.advice("shape", seen, change, row.ms, least / FAR)
 
 
-def attention(evidence: Evidence) -> Advice | None:
+def attention(evidence: AdviceFacts) -> Advice | None:
     """Softmax between two batched products, instead of a fused kernel."""
     softmax = [row for row in evidence.operators if row.name in ("aten::_softmax", "aten::_softmax_backward_data")]
     forward = sum(row.calls for row in softmax if row.name == "aten::_softmax")
@@ -230,7 +230,7 @@ def attention(evidence: Evidence) -> Advice | None:
     return evidence.advice("attention", seen, change, goes, min(goes, least / FUSED_ATTENTION))
 
 
-def repeated_passes(evidence: Evidence) -> Advice | None:
+def repeated_passes(evidence: AdviceFacts) -> Advice | None:
     """Element-wise operators that each pass over memory; the optimizer's have their own rule."""
     if evidence.facts.compiled:
         return None
@@ -253,7 +253,7 @@ def repeated_passes(evidence: Evidence) -> Advice | None:
     return evidence.advice("passes", seen, "model.compile()", goes, goes / calls, **settings)
 
 
-def wide_rows(evidence: Evidence) -> Advice | None:
+def wide_rows(evidence: AdviceFacts) -> Advice | None:
     """Random rows from memory, which half the bytes would make faster."""
     row = max(evidence.operators, key=lambda row: row.random_ms, default=None)
     if evidence.ceilings is None or row is None or not row.row_bytes or row.row_bytes < NARROW:
@@ -270,7 +270,7 @@ def wide_rows(evidence: Evidence) -> Advice | None:
     return evidence.advice("rows", seen, change, goes, goes * evidence.ceilings.row_ns(size // 2) / ns)
 
 
-def repeated_rows(evidence: Evidence) -> Advice | None:
+def repeated_rows(evidence: AdviceFacts) -> Advice | None:
     """Ids that a step looks up several times, so far apart that the row has left the cache."""
     read = (row for row in evidence.operators if row.name.removeprefix("aten::") in LOOKUPS)
     rows = [row for row in read if row.random_ms and 0 < row.distinct < row.missed]
@@ -286,7 +286,7 @@ def repeated_rows(evidence: Evidence) -> Advice | None:
     return evidence.advice("duplicates", seen, change, goes, goes * row.distinct / row.missed)
 
 
-def huge_pages(evidence: Evidence) -> Advice | None:
+def huge_pages(evidence: AdviceFacts) -> Advice | None:
     """Random rows in pages of 4 KiB."""
     goes = evidence.ms("latency")
     if not evidence.on_cpu or evidence.facts.huge_pages not in ("madvise", "never") or goes < 0.2 * evidence.step_ms:
@@ -298,7 +298,7 @@ def huge_pages(evidence: Evidence) -> Advice | None:
     return Advice("huge pages", seen, "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def page_faults(evidence: Evidence) -> Advice | None:
+def page_faults(evidence: AdviceFacts) -> Advice | None:
     """Large tensors that are new memory in every step."""
     rows = [row for row in evidence.operators if row.fresh]
     fresh = sum(row.fresh for row in rows)
@@ -311,7 +311,7 @@ def page_faults(evidence: Evidence) -> Advice | None:
     return evidence.advice("page faults", seen, change, goes, fresh / evidence.ceilings.stream * 1e3, keep_memory=True)
 
 
-RULES: tuple[Callable[[Evidence], Advice | None], ...] = (
+RULES: tuple[Callable[[AdviceFacts], Advice | None], ...] = (
     dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, *RULES_OF_THE_HOST,
     repeated_passes, wide_rows, repeated_rows, huge_pages, page_faults,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..machine import usable_cores
-from .advice import Evidence
+from .advice import AdviceFacts
 from .advice import larger_batch as larger_batch_of
 from .attribution import attribute
 from .ceilings import ceilings_of_profile
@@ -81,7 +81,7 @@ class Predictor:
         loader = LoaderFacts(0, False, profile.batch_size)
         facts = ProgramFacts(threads=profile.threads, cores=usable_cores(), loader=loader)
         operators = attribute(profile.observed, ceilings).operators
-        self.evidence = Evidence(profile.observed, operators, ceilings, facts)
+        self.evidence = AdviceFacts(profile.observed, operators, ceilings, facts)
         self.batch_size, self.components = profile.batch_size, profile.components
         self.doubt = doubt or too_busy(profile.other_work)
 

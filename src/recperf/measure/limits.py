@@ -19,7 +19,7 @@ from .peaks.records import Peaks
 from .profile_records import (
     Communication,
     Component,
-    Embeddings,
+    EmbeddingShare,
     Missing,
     RooflinePoint,
     StepBudget,
@@ -299,7 +299,7 @@ def _point(part: Component, product: float, stream: float) -> RooflinePoint | No
     )
 
 
-def embeddings(row_bytes: int, tables: list[tuple[str, int]], batches: list[Tensor]) -> Embeddings:
+def embeddings(row_bytes: int, tables: list[tuple[str, int]], batches: list[Tensor]) -> EmbeddingShare:
     """What the lookups of some batches touched, by table; `batches` hold the row numbers over all tables."""
     import torch
 
@@ -327,7 +327,7 @@ def embeddings(row_bytes: int, tables: list[tuple[str, int]], batches: list[Tens
         )
         start += rows
     lookups, unique = sum(table.lookups for table in by_table), sum(table.unique for table in by_table)
-    return Embeddings(
+    return EmbeddingShare(
         tables=by_table,
         lookups=lookups,
         unique=unique,

@@ -36,7 +36,7 @@ from .counting import Counter
 from .peaks.other_work import OtherWork
 from .places import Position, Stacks
 from .spans import listen
-from .stack_sampler import Sampler
+from .stack_sampler import StackSampler
 from .trace.read import PART, STEP, Trace
 from .trace.record import Recording
 
@@ -110,7 +110,7 @@ class Observer:
         self._trace_few = False
         self.stacks = Stacks(own=spans)
         self.end_stack: tuple[Position, ...] = ()
-        self.sampler = Sampler(self.stacks, lambda: self.waiting)
+        self.sampler = StackSampler(self.stacks, lambda: self.waiting)
         self._spans = SpanRanges(self) if spans else None
         self._heard = listen(self._spans, only_waits=True) if spans else None
         self._stack = ExitStack()

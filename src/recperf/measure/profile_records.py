@@ -20,7 +20,7 @@ class Section(Struct, omit_defaults=True, kw_only=True):
     missing: str | None = None
 
 
-class Kernel(Struct):
+class KernelTime(Struct):
     name: str
     part: str | None
     count: Number
@@ -39,7 +39,7 @@ class SmallKernels(Struct, frozen=True):
 class Kernels(Section):
     """The kernels of traced steps, per step."""
 
-    rows: list[Kernel] = []
+    rows: list[KernelTime] = []
     count: Number = 0
     busy_ms: Number = 0.0
     small: SmallKernels = SmallKernels(0, 0.0, 0.0)
@@ -189,7 +189,7 @@ class Component(Struct):
     bytes: Number | None = None
 
 
-class Ids(Struct):
+class IdFacts(Struct):
     """What the lookups of a step touch."""
 
     lookups: Number
@@ -219,7 +219,7 @@ class StepBudget(Struct, kw_only=True):
     step_ms: Percentiles
     """Of clocked steps."""
     components: list[Component]
-    ids: Ids
+    ids: IdFacts
     threads: int
     precision: str = "float32"
     communication: Communication | None = None
@@ -267,7 +267,7 @@ class TableLookups(Struct):
     """Share of the lookups that read the most frequent hundredth of the touched rows."""
 
 
-class Embeddings(Struct):
+class EmbeddingShare(Struct):
     tables: list[TableLookups]
     lookups: Number
     unique: Number
@@ -302,7 +302,7 @@ class Profile(StepFigures, kw_only=True):
     idle: Idle | None = None
     transfers: list[Transfer] | Missing | None = None
     roofline: list[RooflinePoint] | Missing | None = None
-    embeddings: Embeddings | None = None
+    embeddings: EmbeddingShare | None = None
     trace: SavedTrace | None = None
     advice: list[Advice] | Missing | None = None
     trust: Trust | None = None

@@ -91,7 +91,7 @@ def kind_of(name: str) -> str:
     return _declared[name].kind if name in _declared else ""
 
 
-class Listener(Protocol):
+class SpanListener(Protocol):
     def enter(self, name: str) -> None: ...
 
     def leave(self) -> None: ...
@@ -100,7 +100,7 @@ class Listener(Protocol):
 class _On:
     __slots__ = ("listener", "name")
 
-    def __init__(self, listener: Listener, name: str) -> None:
+    def __init__(self, listener: SpanListener, name: str) -> None:
         self.listener = listener
         self.name = name
 
@@ -113,7 +113,7 @@ class _On:
 
 _OFF = nullcontext()
 """The span that nothing hears: one shared object that stores and times nothing."""
-_listener: Listener | None = None
+_listener: SpanListener | None = None
 _only_waits = False
 
 
@@ -130,7 +130,7 @@ def is_wait(name: str) -> bool:
     return name == "data" or name.endswith(EXCHANGE)
 
 
-def listen(listener: Listener | None, *, only_waits: bool = False) -> Listener | None:
+def listen(listener: SpanListener | None, *, only_waits: bool = False) -> SpanListener | None:
     """Set the current listener (None: no one) and return the one before. `only_waits`: it hears no other spans."""
     global _listener, _only_waits
     before, _listener, _only_waits = _listener, listener, only_waits
@@ -150,7 +150,7 @@ class StepClock:
         self._stack: list[str] = []
         self._marks: list[tuple[str, Any]] = []
         """The innermost span from each mark on, and the mark."""
-        self._before: Listener | None = None
+        self._before: SpanListener | None = None
 
     def begin(self) -> None:
         self._stack, self._marks = [OTHER], []

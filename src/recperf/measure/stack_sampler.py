@@ -49,7 +49,7 @@ class _Sample(NamedTuple):
     """Whether the thread went on at once: it only gave the interpreter away for a moment."""
 
 
-class Sampler:
+class StackSampler:
     """A thread that looks at the stack of another; `waiting` returns what that waits for, "" for nothing."""
 
     def __init__(self, stacks: Stacks, waiting: Callable[[], str]) -> None:

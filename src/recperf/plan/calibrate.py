@@ -24,7 +24,7 @@ from ..files import make_folder, write_json
 from ..jsonfile import Struct, read_sealed, sealed
 from ..machine import fingerprint, host_facts
 from . import link as links
-from .devices import KNOWN, Attention, Device, Network, Rates
+from .devices import KNOWN, Attention, Device, KnownRates, Network
 from .link import SMALL_DLRM, Link, eager_step
 from .work import CALLS, CALLS_PER_LAYER, Work
 
@@ -150,7 +150,7 @@ def measured_device(calibration: Calibration) -> Device:
         name=calibration.device,
         memory_bytes=calibration.memory_bytes,
         bytes_per_s=calibration.copy,
-        flops=Rates(float32=calibration.product),
+        flops=KnownRates(float32=calibration.product),
         link_bytes_per_s=32e9,
         origin="measured; links assumed",
     )

@@ -88,7 +88,7 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class KnownRates:
     """Peak FLOP/s of dense matrix products by precision; one without a figure is computed in float32."""
 
     float32: float
@@ -109,8 +109,8 @@ class Rates:
     def has(self, precision: str) -> bool:
         return getattr(self, precision, None) is not None
 
-    def divided(self, divisor: float) -> Rates:
-        return Rates(**{name: value and value / divisor for name, value in vars(self).items()})
+    def divided(self, divisor: float) -> KnownRates:
+        return KnownRates(**{name: value and value / divisor for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +121,9 @@ class Device:
     """Memory of one device."""
     bytes_per_s: float
     """Bandwidth of that memory, reads plus writes."""
-    flops: Rates
+    flops: KnownRates
     """Peak FLOP/s by precision."""
-    gemm: Rates | None = None
+    gemm: KnownRates | None = None
     """FLOP/s that the vendor's matrix products reach. Default: the share of the peak that they reach on an H200."""
     copy_bytes_per_s: float | None = None
     """Bandwidth that a copy reaches, reads plus writes. Default: the share of the peak that it reaches on an H200."""
@@ -181,7 +181,7 @@ class Device:
         return min(1.0, ratio) * own.rate(length, backward=backward)
 
     @property
-    def gemm_rates(self) -> Rates:
+    def gemm_rates(self) -> KnownRates:
         return self.gemm or self.flops.divided(1 / GEMM_SHARE)
 
 

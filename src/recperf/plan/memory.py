@@ -20,7 +20,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..distributed.config import Demand, DistributedConfig
-from ..distributed.placement import Placed, placed_by
+from ..distributed.placement import ShardPlacement, placed_by
 from ..measure.cost import FLOAT, INDEX
 from .devices import Device
 from .sharding import HALF, Parallelism, PlacedTable, copied_numbers, largest_share
@@ -97,7 +97,7 @@ def memory_of(
 
 
 def beside_tables(
-    work: Work, batch: int, placed: Sequence[Placed], *, pipelined: bool, balanced: bool
+    work: Work, batch: int, placed: Sequence[ShardPlacement], *, pipelined: bool, balanced: bool
 ) -> dict[str, float]:
     """Bytes on the rank with most tokens for everything but the tables and what is sent of them, by purpose; `batch` is
     the mean of the ranks."""

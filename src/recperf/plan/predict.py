@@ -75,7 +75,7 @@ class Band(Struct):
         return self.low / self.value, self.high / self.value
 
 
-class Step(Band, kw_only=True):
+class PredictedStep(Band, kw_only=True):
     """Seconds of a step, with their range by the errors of past predictions."""
 
     samples_per_s: float
@@ -94,7 +94,7 @@ class Prediction:
     rank_batch: int
     """Samples of the largest rank."""
     global_batch: int
-    step: Step
+    step: PredictedStep
     memory: Memory
     placed: tuple[PlacedTable, ...]
     skew: Skew
@@ -142,7 +142,7 @@ def predict(
         ranks=ranks,
         rank_batch=batch,
         global_batch=samples,
-        step=Step(
+        step=PredictedStep(
             seconds,
             low * seconds,
             high * seconds,

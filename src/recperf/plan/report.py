@@ -13,10 +13,10 @@ from ..runs.report.formats import NONE
 from ..runs.report.page import EXTRA, FAMILIES
 from ..units import digits, number, size, time, times
 from .memory import Memory
-from .predict import PARTS, Band, Step
+from .predict import PARTS, Band, PredictedStep
 from .summary import Plan, Point
-from .target import Training
-from .tiers import Tiers
+from .target import PlannedTraining
+from .tiers import PlannedTiers
 
 HEAD = (
     "ranks", "global batch", "fullest rank", "step", "samples/s", "scaling", "limit", "to target", "cost", "fits with"
@@ -83,7 +83,7 @@ def _too_few(plan: Plan) -> str:
     return f"{text} for {smaller.rank_batch:,} samples on each; {smaller.ranks:,} are with {options}."
 
 
-def _alternative(plan: Plan, tiers: Tiers) -> dict[str, str]:
+def _alternative(plan: Plan, tiers: PlannedTiers) -> dict[str, str]:
     """Devices with their tables elsewhere."""
     host, ranks = tiers.stores["host"], tiers.ranks
     target = f", {_reached(host.target, plan.currency)} to the target" if host.target else ""
@@ -215,7 +215,7 @@ def _filled(head: tuple[str, ...], rows: list[list[str]], note: str = "") -> Tab
     return Table(tuple(head[at] for at in shown), [cells(*(row[at] for at in shown)) for row in rows], note, left=left)
 
 
-def _bar(step: Step) -> list[BarPart]:
+def _bar(step: PredictedStep) -> list[BarPart]:
     """The exposed parts of a step, in ms."""
     tones = zip(PARTS, cycle((*FAMILIES, *EXTRA)))
     return [BarPart(name, 1e3 * step.exposed[name], tone) for name, tone in tones if step.exposed[name]]
@@ -277,7 +277,7 @@ def _devices(ranks: int) -> str:
     return "one device" if ranks == 1 else f"{ranks:,} devices, each"
 
 
-def _tiers(tiers: Tiers | None) -> list[Block]:
+def _tiers(tiers: PlannedTiers | None) -> list[Block]:
     if tiers is None:
         return []
     room = f"{size(tiers.table_bytes)} of rows beside a cache of {size(tiers.cache_bytes)}"
@@ -311,12 +311,12 @@ def _range(band: Band, text: Callable[[float], str], unit: str | None = None) ->
     return shown if low == high else f"{shown} ({low} to {high})"
 
 
-def _reached(reached: Training, currency: str | None) -> str:
+def _reached(reached: PlannedTraining, currency: str | None) -> str:
     cost = f" and {_range(reached.cost, digits, currency)}" if reached.cost else ""
     return f"{_approximately(reached)}{_band_time(reached.seconds)}{cost}"
 
 
-def _approximately(reached: Training) -> str:
+def _approximately(reached: PlannedTraining) -> str:
     return "~" if reached.samples.extrapolated else ""
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ..config import within
 from ..distributed import balance
 from ..distributed.config import Demand, DistributedConfig, Table
-from ..distributed.placement import Placed, placed_by
+from ..distributed.placement import ShardPlacement, placed_by
 from ..measure.cost import FLOAT
-from .skew import Traffic
+from .skew import PlannedTraffic
 from .work import Lengths, Work
 
 HALF = 2
@@ -50,14 +50,14 @@ class Parallelism(DistributedConfig):
 
 
 @dataclass(frozen=True)
-class PlacedTable(Placed):
+class PlacedTable(ShardPlacement):
     """The shards of a table, and what ranks ask of them."""
 
-    def rows_requested_R(self, traffic: Traffic, *, dedup: bool) -> NDArray[np.float64]:
+    def rows_requested_R(self, traffic: PlannedTraffic, *, dedup: bool) -> NDArray[np.float64]:
         """Rows that each rank looks up."""
         return self._by_rank_R(traffic.ids_R(dedup))
 
-    def rows_touched_R(self, traffic: Traffic) -> NDArray[np.float64]:
+    def rows_touched_R(self, traffic: PlannedTraffic) -> NDArray[np.float64]:
         """Different rows that each rank updates: of a copy all, by its dense gradient."""
         if self.kind == "data-parallel":
             return self.rows_R.astype(np.float64)
@@ -71,7 +71,7 @@ class PlacedTable(Placed):
             return np.full_like(by_block_R, by_block_R.mean())
         return np.where(self.width_R > 0, by_block_R.sum(), 0.0)
 
-    def sent_R(self, traffic: Traffic, batch: int, *, dedup: bool) -> NDArray[np.float64]:
+    def sent_R(self, traffic: PlannedTraffic, batch: int, *, dedup: bool) -> NDArray[np.float64]:
         """Numbers that each rank sends in the forward pass and receives gradients of, including those for itself.
 
         Bags are summed where their rows are: a rank sends one vector for each bag of every sample of all ranks. Under
@@ -90,22 +90,22 @@ def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parall
     return [PlacedTable(one.table, one.kind, one.width_R, one.why) for one in placed]
 
 
-def copied_numbers(placed: Sequence[Placed]) -> int:
+def copied_numbers(placed: Sequence[ShardPlacement]) -> int:
     """Numbers of the tables that every rank has a copy of: their gradient is summed over the ranks."""
     return sum(one.table.rows * one.table.dim for one in placed if one.kind == "data-parallel")
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """The part of a rank with most of it, over the mean of all ranks."""
 
     work: float = 1.0
     tokens: float = 1.0
 
 
-def largest_share(work: Work, batch: int, ranks: int, *, balanced: bool) -> Share:
+def largest_share(work: Work, batch: int, ranks: int, *, balanced: bool) -> RankShare:
     """In a batch drawn from the distribution of lengths: dealt by work, or each rank every n-th sample."""
     if ranks == 1 or work.sample_work is None or len(set(work.lengths)) < 2:
-        return Share()
+        return RankShare()
     return _drawn_share(work.lengths, work.sample_work, batch, ranks, balanced)
 
 
@@ -116,12 +116,12 @@ def _drawn_share(
     batch: int,
     ranks: int,
     balanced: bool,
-) -> Share:
+) -> RankShare:
     drawn = max(1, min(ranks, DRAWN // batch))
     lengths_B = np.random.default_rng(0).choice(np.asarray(lengths), size=drawn * batch)
     work_B = sample_work(lengths_B)
     parts = balance.deal(work_B, drawn) if balanced else balance.stride(len(work_B), drawn)
-    return Share(*(1 + later(ranks, drawn) * (balance.imbalance(of_B, parts) - 1) for of_B in (work_B, lengths_B)))
+    return RankShare(*(1 + later(ranks, drawn) * (balance.imbalance(of_B, parts) - 1) for of_B in (work_B, lengths_B)))
 
 
 def later(ranks: int, seen: int) -> float:

@@ -27,7 +27,7 @@ HEAD, TAIL = 1024, 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class PlannedTraffic:
     """Ids of one table that each rank receives if its rows are sharded in blocks."""
 
     raw_R: Counts
@@ -45,7 +45,7 @@ class Traffic:
 class Skew:
     """The traffic of every table, and what it is based on."""
 
-    traffic: dict[str, Traffic]
+    traffic: dict[str, PlannedTraffic]
     origin: str
     exponent: float | None = None
     """Of the power law that ids were drawn from."""
@@ -122,11 +122,11 @@ def owners(ids: NDArray[np.int64], table: Table, ranks: int) -> NDArray[np.int64
     return ids // -(-table.rows // ranks)
 
 
-def _even(table: Table, batch: int, ranks: int) -> Traffic:
+def _even(table: Table, batch: int, ranks: int) -> PlannedTraffic:
     total = table.ids * batch * ranks
     unique = min(total, table.distinct(batch) * ranks)
     touched = min(unique, table.distinct(batch * ranks), table.rows)
-    return Traffic(*(np.full(ranks, value / ranks) for value in (total, unique, touched)))
+    return PlannedTraffic(*(np.full(ranks, value / ranks) for value in (total, unique, touched)))
 
 
 def _draws(table: Table, exponent: float, distinct: float, ids: int) -> float:
@@ -145,7 +145,7 @@ def never(share_K: Counts) -> Counts:
     return np.asarray(np.log1p(-np.minimum(share_K, 1 - 1e-15)))
 
 
-def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int) -> Traffic:
+def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int) -> PlannedTraffic:
     """Each rank's batch has `ids` ids, with as many different ones as `draws` independent draws."""
     count_K, share_K, first_K = kinds(table.rows, exponent, ranks)
     owner_K = owners(first_K, table, ranks)
@@ -156,4 +156,4 @@ def _drawn(table: Table, exponent: float, ids: int, draws: float, ranks: int) ->
     raw_R, never_K = ids * ranks * by_rank(count_K * share_K), never(share_K)
     unique_R = ranks * by_rank(count_K * -np.expm1(draws * never_K))
     touched_R = by_rank(count_K * -np.expm1(draws * ranks * never_K))
-    return Traffic(raw_R, np.minimum(raw_R, unique_R), touched_R)
+    return PlannedTraffic(raw_R, np.minimum(raw_R, unique_R), touched_R)

@@ -12,10 +12,10 @@ from ..config import within
 from . import advice, target, tiers
 from .devices import Device, Network, fullest_and_emptiest, node_count
 from .memory import Memory
-from .predict import Band, Prediction, Step, predict, rank_batch_of
+from .predict import Band, PredictedStep, Prediction, predict, rank_batch_of
 from .sharding import LARGEST_BATCH, Parallelism
 from .skew import Skew
-from .target import Failures, Training
+from .target import Failures, PlannedTraining
 from .work import PlannedWorkload, Spread
 
 MOST_RANKS = 1024
@@ -111,9 +111,9 @@ class Point(Struct, kw_only=True):
     memory: Memory
     tables: list[TablePlace]
     origins: dict[str, str]
-    step: Step | None = None
+    step: PredictedStep | None = None
     scaling: float | None = None
-    target: Training | None = None
+    target: PlannedTraining | None = None
     failures: Failures | None = None
 
 
@@ -121,17 +121,17 @@ class Faster(Struct, kw_only=True):
     """Options of `recperf run` that make a step faster."""
 
     options: str
-    step: Step
+    step: PredictedStep
 
 
-class Advice(Struct, kw_only=True):
+class PlanAdvice(Struct, kw_only=True):
     tried_ranks: int
     configuration: Point | None
     """The smallest that fits."""
     changes: list[Faster]
     worse_ranks: int | None
     """How many ranks are enough for less favourable ids, where these are known; 0: none, or as many with options."""
-    tiers: tiers.Tiers | None
+    tiers: tiers.PlannedTiers | None
     """One device, or as many as were asked for, with tables in host memory or in files."""
 
 
@@ -144,11 +144,11 @@ class Plan(Struct, kw_only=True):
     device: str
     network: str
     currency: str | None
-    advice: Advice
+    advice: PlanAdvice
     points: list[Point]
 
 
-def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice, list[Point]]:
+def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[PlanAdvice, list[Point]]:
     """The advice, and points for these numbers of ranks, or for the smallest that fits, all powers of two below it and
     some above."""
     candidates = list(_search(setting)) if counts is None else [_candidate(setting, ranks) for ranks in counts]
@@ -157,7 +157,7 @@ def plan(setting: Setting, counts: Sequence[int] | None = None) -> tuple[Advice,
         tried += _search(setting, first=1 << max(counts).bit_length(), larger=0)
     smallest = min((one for one in tried if one.memory.fits), key=lambda one: one.ranks, default=None)
     points = [_point(setting, one, smallest) for one in candidates]
-    advised = Advice(
+    advised = PlanAdvice(
         tried_ranks=max(one.ranks for one in tried),
         configuration=None if smallest is None else _point(setting, smallest, smallest),
         changes=_changes(setting, smallest),
@@ -217,7 +217,7 @@ def _worse_ids(setting: Setting, smallest: Prediction | None) -> int | None:
     return enough if enough > ranks else 0
 
 
-def _tiers(setting: Setting, smallest: Prediction | None, ranks: int) -> tiers.Tiers | None:
+def _tiers(setting: Setting, smallest: Prediction | None, ranks: int) -> tiers.PlannedTiers | None:
     if smallest is not None and smallest.ranks == 1 and not setting.tiered:
         return None
     plan = setting.predictor(ranks, rank_batch_of(setting.workload, ranks, setting.parallelism))(setting.parallelism)
@@ -285,7 +285,7 @@ def _tables(plan: Prediction) -> list[TablePlace]:
     ]
 
 
-def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> Training | None:
+def _target(setting: Setting, plan: Prediction, step: Band, forward: float) -> PlannedTraining | None:
     workload, question = setting.workload, setting.question
     samples = target.samples_to_target(workload.published_samples, plan.global_batch, question.samples_to_target)
     if samples is None:

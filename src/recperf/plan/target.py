@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from ..config import within
-from .predict import Band, Step
+from .predict import Band, PredictedStep
 from .work import NO_STALLS, Evaluations, Spread
 
 EVALUATED = ("input", "transfer", "ids all-to-all", "lookup", "rows all-to-all", "dense forward")
@@ -17,7 +17,7 @@ OVERFLOW = 700.0
 """Largest argument of `exp`: beyond it a cluster that fails makes no progress."""
 
 
-class Samples(Band, kw_only=True):
+class TargetSamples(Band, kw_only=True):
     """Samples to the quality target."""
 
     origin: str
@@ -25,10 +25,10 @@ class Samples(Band, kw_only=True):
     extrapolated: bool = False
 
 
-class Training(Struct, frozen=True, kw_only=True):
+class PlannedTraining(Struct, frozen=True, kw_only=True):
     """A training to the target, its evaluations and its start included."""
 
-    samples: Samples
+    samples: TargetSamples
     seconds: Band
     steps_seconds: float
     """Seconds of its steps, with stalls."""
@@ -55,26 +55,26 @@ class Failures(Struct, kw_only=True):
 
 def samples_to_target(
     published: Mapping[int, Spread], global_batch: int, requested: float | None = None
-) -> Samples | None:
+) -> TargetSamples | None:
     """The requested number, or one from the published numbers by global batch size; None where nothing is known."""
     if requested is not None:
         within(1.0, requested, 1e18, "samples to target")
-        return Samples(requested, requested, requested, origin="--samples-to-target")
+        return TargetSamples(requested, requested, requested, origin="--samples-to-target")
     if not published:
         return None
     points = ", ".join(f"{runs.mean / 1e6:.1f} M at {batch:,}" for batch, runs in sorted(published.items()))
     origin = f"published means by global batch: {points}; the range is that of the runs"
     least, mean, most = (_interpolated({b: runs[n] for b, runs in published.items()}, global_batch) for n in range(3))
     if global_batch in published:
-        return Samples(mean, least, most, origin=origin)
+        return TargetSamples(mean, least, most, origin=origin)
     if min(published) <= global_batch <= max(published):
-        return Samples(mean, least, most, origin=f"{origin}, interpolated in the logarithm of the batch")
+        return TargetSamples(mean, least, most, origin=f"{origin}, interpolated in the logarithm of the batch")
     # A larger batch never needs fewer samples, nor more steps.
     nearest = min(published) if global_batch < min(published) else max(published)
     steps = global_batch / nearest
     low, high = (published[nearest].least * min(1.0, steps), published[nearest].most * max(1.0, steps))
     origin += "; extrapolated beyond them: the range reaches from as many samples to as many steps as at the nearest"
-    return Samples(mean, low, high, origin=origin, extrapolated=True)
+    return TargetSamples(mean, low, high, origin=origin, extrapolated=True)
 
 
 def _interpolated(published: Mapping[int, float], global_batch: int) -> float:
@@ -88,13 +88,13 @@ def _interpolated(published: Mapping[int, float], global_batch: int) -> float:
     return float(low_count * (high_count / low_count) ** share)
 
 
-def forward_seconds(step: Step) -> float:
+def forward_seconds(step: PredictedStep) -> float:
     """Seconds of the parts of a step that an evaluation has too."""
     return sum(step.exposed[part] for part in EVALUATED)
 
 
 def training(
-    samples: Samples,
+    samples: TargetSamples,
     step: Band,
     forward: float,
     global_batch: int,
@@ -103,7 +103,7 @@ def training(
     startup: Spread,
     stalls: Spread = NO_STALLS,
     hourly: float | None = None,
-) -> Training:
+) -> PlannedTraining:
     """`step` and `forward` are the seconds of a step and of its forward pass, `hourly` is the price of all devices.
 
     The spread of the convergence, the error of the step and that of the stalls are independent: their logarithms are
@@ -136,7 +136,7 @@ def training(
     earlier = max(0.0, evaluated(samples.value, from_start=True) - evaluated(samples.value))
     later = startup.most - startup.mean + stalls.mean * earlier * evaluation
     whole = Band(value, value / low - (startup.mean - startup.least), value * high + later)
-    return Training(
+    return PlannedTraining(
         samples=samples,
         seconds=whole,
         steps_seconds=stalls.mean * samples.value / global_batch * step.value,

@@ -19,7 +19,7 @@ from .devices import STORES, Device, Store
 from .predict import Band, Prediction
 from .sharding import PlacedTable
 from .skew import kinds, never
-from .target import Training
+from .target import PlannedTraining
 
 ERROR = 0.01
 """By how much the estimated share of rows that a cache serves differs from a counted one at most, in our tests."""
@@ -39,10 +39,10 @@ class StoredTables(Struct):
     samples_per_s: float
     limit: str
     """The one of these that takes longest."""
-    target: Training | None = None
+    target: PlannedTraining | None = None
 
 
-class Tiers(Struct):
+class PlannedTiers(Struct):
     """Devices with their tables in host memory or in files; the figures are those of the rank with most rows."""
 
     ranks: int
@@ -63,7 +63,7 @@ def price(
     cache_bytes: int | None = None,
     served: float | None = None,
     node_ranks: int = 1,
-) -> Tiers:
+) -> PlannedTiers:
     """Both tiers for a step; `cache_bytes` is by default what tables leave free when they are away. The host memory and
     the disk of a node serve all of its `node_ranks`."""
     held_R = np.sum([one.weight_R + one.state_R() for one in plan.placed], axis=0)
@@ -86,7 +86,7 @@ def price(
         popular = "spread evenly" if plan.skew.exponent is None else f"Zipf with exponent {plan.skew.exponent:g}"
         origin = f"estimated for ids {popular}"
     fetched = Band(*(used * min(1.0, max(0.0, 1 - share + change)) for change in (0.0, -error, error)))
-    return Tiers(
+    return PlannedTiers(
         ranks=plan.ranks,
         rank_batch=plan.rank_batch,
         table_bytes=whole,

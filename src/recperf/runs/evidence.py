@@ -26,7 +26,7 @@ from ..measure.trace.file import looks_like_trace
 from ..train.checkpoint_folder import StoredFile, file_fault
 from ..train.config import chosen_evaluation, leading, merit
 from .record import PROFILE_MARK, read_saved_config
-from .result import SCHEMA, Data, Evaluation, Metrics, Result, Trial
+from .result import SCHEMA, Data, Evaluation, Metrics, Result, TrialResult
 from .schemas import BadEvent, Event, Machine, Progress, SavedConfig, Scores, Step, parse_events, read_file
 
 T = TypeVar("T")
@@ -168,12 +168,12 @@ class Evidence:
             raise DataError(f"config.json asks for {count} seeds, the run holds {len(trials)} trials")
         return range(first, first + count)
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialResult]:
         """The trial of every seed, which must be the chosen and the best evaluation in the log."""
         trials = []
         for seed in self.seeds():
             name, history = f"trial-{seed}.json", self._history(seed)
-            trial = self.file(name, Trial)
+            trial = self.file(name, TrialResult)
             chosen = history[chosen_evaluation([entry.metrics for entry in history])]
             best = max(history, key=lambda entry: merit(entry.metrics))
             if (trial.seed, trial.metrics, trial.best) != (seed, chosen.metrics, best):

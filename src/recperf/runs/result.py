@@ -29,7 +29,7 @@ class Evaluation(Struct):
     metrics: Metrics
 
 
-class Trial(Struct, omit_defaults=True):
+class TrialResult(Struct, omit_defaults=True):
     """The training with one seed; the content of trial-<seed>.json."""
 
     seed: int
@@ -146,7 +146,7 @@ class Quality(Struct, omit_defaults=True):
     """Mean over the seeds."""
     spread: Metrics
     """Sample standard deviation over the seeds; empty with one seed."""
-    seeds: list[Trial]
+    seeds: list[TrialResult]
     target: Target
     met: bool
     """Whether the mean metrics meet every bound of the target; a baseline to beat, by more than the interval of the

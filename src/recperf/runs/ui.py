@@ -54,7 +54,7 @@ class Unknown(RecperfError):
     """A request for what is not in the list."""
 
 
-class Entry(Struct, kw_only=True):
+class RunEntry(Struct, kw_only=True):
     """A run as the list shows it."""
 
     name: str
@@ -76,7 +76,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._entries: dict[str, tuple[object, Entry]] = {}
+        self._entries: dict[str, tuple[object, RunEntry]] = {}
         self._logs: dict[str, Log] = {}
         self._lock = Lock()
         """Drawing a page changes settings of matplotlib."""
@@ -90,7 +90,7 @@ class Runs:
         newest = sorted(folders, key=_changed, reverse=True)[:MOST]
         return {path.relative_to(self.folder).as_posix(): path for path in newest}
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RunEntry]:
         entries = []
         for name, folder in self.folders().items():
             seen = tuple(_stamp(folder / file) for file in ("config.json", "result.json", "profile.json", PROFILE_MARK))
@@ -164,9 +164,9 @@ class Log:
         return self._events
 
 
-def _entry(name: str, folder: Path) -> Entry:
+def _entry(name: str, folder: Path) -> RunEntry:
     """What the files of a folder say; whatever is wrong with them is said in the list."""
-    entry = Entry(name=name, state="stopped", changed=0.0)
+    entry = RunEntry(name=name, state="stopped", changed=0.0)
     try:
         if (folder / PROFILE_MARK).exists():
             profile = step_report.load_any(folder / "profile.json")

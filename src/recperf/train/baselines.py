@@ -106,12 +106,12 @@ def of_clicks(train: FeatureRows) -> Callable[[FeatureRows], Tensor] | None:
         chooses_N = torch.arange(len(train.labels_N)) % round(1 / CHOOSING_SHARE) == 0
     fitted, choosing = train.at(~chooses_N), train.at(chooses_N)
     options = [list(train.ids), *([[*train.ids, *train.before]] if train.before else [])]
-    encoders = [Encoder(fitted, keys) for keys in options]
+    encoders = [ColumnEncoder(fitted, keys) for keys in options]
     choices = [Choice(encoder.train_NF, encoder(choosing), encoder.is_category) for encoder in encoders]
     best = choose(choices, fitted.labels_N.numpy(), choosing.labels_N.numpy())
     if best is None:
         return None
-    encoder = Encoder(train, options[best[0]])
+    encoder = ColumnEncoder(train, options[best[0]])
     model = untrained(train.labels_N.numpy(), best[1], encoder.is_category)
     model.fit(encoder.train_NF, train.labels_N.numpy())
     return lambda rows: torch.from_numpy(model.decision_function(encoder(rows)))
@@ -121,7 +121,7 @@ Columns = Callable[[NDArray[np.int64]], NDArray[Any]]
 """Columns of numbers from the ids of rows, [rows, most ids]."""
 
 
-class Encoder:
+class ColumnEncoder:
     """Numbers and categories as columns of gradient boosting. Columns with many categories become their cross-fitted
     mean label; those with several in a row also become indicators of the most common ones."""
 

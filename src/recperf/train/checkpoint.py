@@ -253,12 +253,14 @@ class CheckpointStore:
         return state
 
 
-def manifest_of(content: Content, written: list[Written], *, step: int, best: bool, when: str) -> folders.Manifest:
+def manifest_of(
+    content: Content, written: list[Written], *, step: int, best: bool, when: str
+) -> folders.CheckpointManifest:
     """The manifest of a state, from what all ranks wrote."""
     for path, tensor in content.tensors.items():
         tensor.shards = tuple(shard for each in written for shard in each.shards.get(path, []))
     files = {name: facts for each in written for name, facts in each.files.items()}
-    return folders.Manifest(
+    return folders.CheckpointManifest(
         format=folders.FORMAT, step=step, best=best, when=when, files=files, tensors=content.tensors, state=content.tree
     )
 

@@ -66,7 +66,7 @@ class StoredTensor(Struct, omit_defaults=True):
     shards: tuple[StoredShard, ...] = ()
 
 
-class Manifest(Struct, kw_only=True):
+class CheckpointManifest(Struct, kw_only=True):
     """manifest.json."""
 
     format: int
@@ -205,7 +205,7 @@ def manifest_bytes(manifest: Any) -> bytes:
     return (json.dumps({**body, "sha256": digest}, indent=1, allow_nan=False) + "\n").encode()
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> CheckpointManifest:
     """A checkpoint's manifest, once its digest holds."""
     try:
         if path.is_symlink():
@@ -229,7 +229,7 @@ def read_manifest(path: Path) -> Manifest:
     body.pop("sha256", None)
     if manifest_bytes(body) != content:
         raise Damaged(f"{MANIFEST} does not match its digest")
-    manifest = fit(body, Manifest)
+    manifest = fit(body, CheckpointManifest)
     if isinstance(manifest, Problem):
         raise Damaged(f"{MANIFEST} is not valid: {manifest}")
     if not manifest.when.isprintable():

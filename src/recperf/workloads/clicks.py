@@ -19,7 +19,7 @@ from ..data.clicks import Clicks
 from ..data.order import WHOLE, ClickOrder, RankPart, Samples
 from ..distributed.balance import stride
 from ..distributed.ranks import current
-from ..distributed.shares import Division, Scores
+from ..distributed.shares import Division, SharedScores
 from ..execution.workload import Predictions, Prepared, ScoredRows
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
@@ -198,7 +198,7 @@ class DLRMTrialState:
     @torch.no_grad()
     def _scored(self, split: Split) -> tuple[Tensor, Tensor]:
         """Logits and labels of a split's rows in their order; of several ranks each scores its part of a batch."""
-        scores = Scores(current())
+        scores = SharedScores(current())
         for batch, samples in self.held_out(split):
             poll()
             scores.add(self.logits_of(batch), batch.labels_B, stride(samples, scores.world.size))

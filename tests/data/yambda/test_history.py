@@ -17,7 +17,7 @@ from recperf.data.batch import HistoryBatch
 from recperf.data.blocks import Column
 from recperf.data.yambda.config import HistoryConfig, Strategy
 from recperf.data.yambda.history import KEYS, Histories
-from recperf.data.yambda.manifest import Manifest
+from recperf.data.yambda.manifest import EventManifest
 from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LEAST_PLAYED
 from recperf.data.yambda.store import EventStore
@@ -68,7 +68,7 @@ def store_of(events: list[Event], layout: Layout = "packed") -> EventStore:
         user_ids_U=users,
         user_first_U1=np.append(first, len(events)),
         catalogue_I2=np.stack([every % ARTISTS, every % ALBUMS], 1),
-        manifest=Manifest(name="made", synthetic=True, licence=""),
+        manifest=EventManifest(name="made", synthetic=True, licence=""),
         flags=flags,
         **{name: Column(array) for name, array in columns.items()},
     )

@@ -18,7 +18,7 @@ from raw_events import make_events
 
 from recperf.data.yambda import writer as writer_module
 from recperf.data.yambda.catalogue import describe
-from recperf.data.yambda.manifest import Manifest
+from recperf.data.yambda.manifest import EventManifest
 from recperf.data.yambda.store import (
     COLUMNS,
     EVENT_COLUMNS,
@@ -33,7 +33,7 @@ from recperf.errors import DataError, MachineError
 Make = Callable[..., Any]
 Events = dict[str, Any]
 EVENTS, BLOCK = 500, 300
-FACTS = Manifest(name="t", synthetic=True, licence="none")
+FACTS = EventManifest(name="t", synthetic=True, licence="none")
 CATALOGUE = np.arange(102, dtype=np.uint32).reshape(-1, 2)
 
 

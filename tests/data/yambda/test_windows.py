@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recperf.data.blocks import Column
 from recperf.data.yambda import windows
 from recperf.data.yambda.config import WindowConfig
-from recperf.data.yambda.manifest import Manifest
+from recperf.data.yambda.manifest import EventManifest
 from recperf.data.yambda.reference import open_reference
 from recperf.data.yambda.schema import LIKE, LISTEN_PLUS, LISTENS, SKIP
 from recperf.data.yambda.store import EventStore
@@ -37,7 +37,7 @@ def store_of(users: list[User], folder: Path, layout: Any = "packed") -> EventSt
         user_ids_U=np.arange(len(users)) * 3 + 1,
         user_first_U1=np.concatenate([[0], np.cumsum([len(user) for user in users])]),
         catalogue_I2=np.zeros((2, 2), np.uint32),
-        manifest=Manifest(name="made", synthetic=True, licence="", digest="a"),
+        manifest=EventManifest(name="made", synthetic=True, licence="", digest="a"),
         items_E=Column(np.zeros(len(times), np.uint32)),
         times_E=Column(times.astype(np.uint32 if is_packed else np.int64)),
         packed_kinds_E=Column(kinds.astype(np.uint8)) if is_packed else None,
@@ -166,7 +166,7 @@ def test_an_index_is_built_once_and_read_after(tmp_path: Path, monkeypatch: pyte
     assert {path.name for path in first.folder.iterdir()} == {".recperf", windows.MANIFEST, *windows.COLUMNS}
     for other in (replace(config, seconds=4999), replace(config, min_history=6)):
         assert WindowIndex.open(store, other).folder != first.folder
-    store = replace(store, manifest=Manifest(name="made", synthetic=True, licence="", digest="b"))
+    store = replace(store, manifest=EventManifest(name="made", synthetic=True, licence="", digest="b"))
     assert WindowIndex.open(store, config).folder != first.folder
     assert len(built) == 4
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from recperf.measure.trace.read import Shapes
+from recperf.measure.trace.read import TracedShapes
 from recperf.measure.trace.work import flops, random_rows, work_of
 
 FLOAT, LONG = "float", "long int"
 
 
-def shapes(*dims: tuple[int, ...], types: tuple[str, ...] = (), **more: object) -> Shapes:
-    return Shapes(dims, types or (FLOAT,) * len(dims), **more)  # type: ignore[arg-type]
+def shapes(*dims: tuple[int, ...], types: tuple[str, ...] = (), **more: object) -> TracedShapes:
+    return TracedShapes(dims, types or (FLOAT,) * len(dims), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def shapes(*dims: tuple[int, ...], types: tuple[str, ...] = (), **more: object) 
         ("mm", shapes((10**17, 10**17), (10**17, 10**17)), None),
     ],
 )  # fmt: skip
-def test_flops(name: str, sizes: Shapes, work: int | None) -> None:
+def test_flops(name: str, sizes: TracedShapes, work: int | None) -> None:
     assert flops(f"aten::{name}", sizes) == work
 
 
@@ -49,7 +49,7 @@ def test_flops(name: str, sizes: Shapes, work: int | None) -> None:
         ("_unknown", shapes((8,)), None),
     ],
 )
-def test_bytes(name: str, sizes: Shapes, work: int | None) -> None:
+def test_bytes(name: str, sizes: TracedShapes, work: int | None) -> None:
     counted = work_of(f"aten::{name}", sizes)
     assert (counted and counted.bytes) == work
 
@@ -67,5 +67,5 @@ def test_bytes(name: str, sizes: Shapes, work: int | None) -> None:
         ("add", shapes((8,), (8,)), None),
     ],
 )  # fmt: skip
-def test_random_rows(name: str, sizes: Shapes, rows: tuple[int, int, int] | None) -> None:
+def test_random_rows(name: str, sizes: TracedShapes, rows: tuple[int, int, int] | None) -> None:
     assert random_rows(f"aten::{name}", sizes) == rows

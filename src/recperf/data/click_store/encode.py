@@ -100,7 +100,7 @@ class EarlierRows(Struct):
     """Numbers with a feature that says whether they are missing."""
 
 
-class Manifest(Struct, kw_only=True, omit_defaults=True):
+class ClickManifest(Struct, kw_only=True, omit_defaults=True):
     """The description of a store."""
 
     format: str
@@ -135,9 +135,9 @@ class Manifest(Struct, kw_only=True, omit_defaults=True):
         return arrays | ({"times": ("<i8", 0)} if self.time is not None else {})
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ClickManifest:
     """The description of a store; damage is one line."""
-    return read_sealed(folder / MANIFEST, (FORMAT, VERSION), Manifest, fix=f"remove {folder} and import again")
+    return read_sealed(folder / MANIFEST, (FORMAT, VERSION), ClickManifest, fix=f"remove {folder} and import again")
 
 
 def info(folder: Path) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class StoredColumns:
     separator: str
 
     @staticmethod
-    def of(folder: Path, manifest: Manifest) -> StoredColumns:
+    def of(folder: Path, manifest: ClickManifest) -> StoredColumns:
         """The features of a store in a folder, which has the vocabularies."""
         vocabularies = (
             read_vocabulary(folder, one.vocabulary)

@@ -35,9 +35,9 @@ from .encode import (
     FORMAT,
     MANIFEST,
     VERSION,
+    ClickManifest,
     ColumnFacts,
     Label,
-    Manifest,
     StoredColumns,
     info,
     read_manifest,
@@ -77,7 +77,7 @@ def import_clicks(
     reading: Progress = lambda *_: None,
     writing_rows: Progress = lambda *_: None,
     split_note: str = "",
-) -> Manifest:
+) -> ClickManifest:
     """Write a store of a user's click rows and return its manifest. If it fails it leaves nothing behind.
 
     A finished store of the same file and options is left as it is. `split_note` is what the description of a split
@@ -124,7 +124,7 @@ class _Build:
         """A column of `raw`, its type, and its name in the file."""
         return sql_name(at), self.raw.kinds[sql_name(at)], self.columns.name(at)
 
-    def run(self, progress: Progress) -> Manifest:
+    def run(self, progress: Progress) -> ClickManifest:
         features, places = (
             self.columns.features,
             {role: getattr(self.columns, role) for role in ("user", "item", "time")},
@@ -142,7 +142,7 @@ class _Build:
             self.raw.refuse(wrong, column, f"column {name!r}:", "a number", fix)
         self.raw.leave_out()
         self.rows = self.raw.count()
-        manifest = Manifest(
+        manifest = ClickManifest(
             format=FORMAT,
             version=VERSION,
             name=self.options.name,
@@ -225,7 +225,7 @@ class _Build:
                 "--hash 1000000 hashes categories to so many rows; or a larger --memory-mib",
             )
 
-    def _write(self, manifest: Manifest, more: dict[str, str], progress: Progress) -> Arrays:
+    def _write(self, manifest: ClickManifest, more: dict[str, str], progress: Progress) -> Arrays:
         """Write the arrays; `more` is SQL for the label and the time."""
         columns = StoredColumns.of(self.folder, manifest)
         inputs = [self._column(at)[:2] for at in self.columns.features]
@@ -248,7 +248,7 @@ class _Build:
         return write_arrays(self.folder, manifest.layout, pieces())
 
 
-def _describe(manifest: Manifest, arrays: dict[str, NDArray[Any]]) -> None:
+def _describe(manifest: ClickManifest, arrays: dict[str, NDArray[Any]]) -> None:
     """Add what some rows contain to the description."""
     manifest.positives += int(arrays["labels"].sum())
     if "times" in arrays:

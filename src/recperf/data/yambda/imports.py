@@ -32,7 +32,7 @@ from ..user_files.values import RESTART, column_types, fetch_row, open_database
 from .convert import ID_ROLES, catalogue, convert, number_ids
 from .import_options import ImportOptions
 from .item_file import ItemFile
-from .manifest import Days, DrawnNegatives, ImportFacts, Manifest
+from .manifest import Days, DrawnNegatives, EventManifest, ImportFacts
 from .schema import DRAWN, LISTEN_PLUS, ORGANIC, SKIP
 from .store import MANIFEST, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
@@ -202,7 +202,7 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
         _write_sorted(connection, writer, sorting, negatives)
         if negatives is not None:
             facts.negatives = negatives.facts
-    manifest = Manifest(name=options.name, synthetic=False, licence=LICENCE, imported=facts)
+    manifest = EventManifest(name=options.name, synthetic=False, licence=LICENCE, imported=facts)
     return writer.finish(catalogue_I2, manifest)
 
 

@@ -86,7 +86,7 @@ class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "
     earlier: EarlierIds | None = None
 
 
-class Manifest(Struct, kw_only=True, omit_defaults=True):
+class EventManifest(Struct, kw_only=True, omit_defaults=True):
     """What a store contains, and where it comes from."""
 
     name: str

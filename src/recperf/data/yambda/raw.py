@@ -25,7 +25,7 @@ from ...errors import DataError, MachineError
 from ...files import open_linked, sha256
 from ...jsonfile import Struct, require
 from ..rows import one_array, pyarrow
-from .manifest import Manifest
+from .manifest import EventManifest
 from .schema import (
     ALBUMS_FILE,
     ARTISTS_FILE,
@@ -307,7 +307,7 @@ def prepare(
             what = "the raw files changed while they were read"
             raise DataError(what, where={"file": files.events}, fix="prepare them when they are complete")
         counts = {"raw_events": raw.rows, "train_events": writer.events, **state.counts}
-        manifest = Manifest(
+        manifest = EventManifest(
             name=name,
             size=files.size,
             synthetic=False,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import DataError, MachineError, notice_once
 from ...jsonfile import load
 from ..blocks import Column
-from .manifest import Manifest
+from .manifest import EventManifest
 from .raw import catalogue, map_file
 from .schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
 from .store import MANIFEST, EventStore, is_store_folder, open_store
@@ -89,7 +89,7 @@ def open_reference(cache_folder: Path) -> EventStore:
         catalogue_I2=catalogue(*maps),
         flags=(flat["flat_is_listen_plus"], flat["flat_is_like"], flat["flat_is_skip"], flat["flat_is_organic"]),
         types_E=flat["flat_event_types"],
-        manifest=Manifest(
+        manifest=EventManifest(
             name=folder.absolute().parent.name.replace("processed_", "yambda-", 1),
             synthetic=False,
             licence=LICENCE,

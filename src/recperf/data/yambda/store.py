@@ -24,7 +24,7 @@ from ...files import read_linked
 from ...jsonfile import decode, read_sealed, require
 from ..blocks import Column, StoredColumn, verified
 from ..datasets import KINDS
-from .manifest import ImportFacts, Manifest, Originals
+from .manifest import EventManifest, ImportFacts, Originals
 from .schema import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 
 FORMAT, VERSION = KINDS["events"].form
@@ -64,7 +64,7 @@ class EventStore:
     """With layout reference: listen-plus, like, skip, organic."""
     types_E: Column | None = None
     """With layout reference: event types."""
-    manifest: Manifest
+    manifest: EventManifest
     tables: tuple[Column, ...] = ()
     """The columns of users and items, which were verified when the store was opened."""
 
@@ -203,7 +203,7 @@ def open_store(folder: Path) -> EventStore:
     )
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> EventManifest:
     path = folder / MANIFEST
     try:
         exists = path.is_file()
@@ -219,7 +219,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not exists:
         raise DataError("there is no event store here", where={"folder": folder}, fix="recperf data prepare --help")
     value: dict[str, Any] = read_sealed(path, (FORMAT, VERSION), dict, fix=f"remove {folder} and prepare it again")
-    manifest = require(value, Manifest, path, what="is damaged")
+    manifest = require(value, EventManifest, path, what="is damaged")
     if "import" in value:
         manifest.imported = require(value, ImportFacts, path, what="is damaged")
     return manifest
@@ -291,7 +291,7 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
         raise _damaged(store.folder / MANIFEST, "has a digest that its columns do not have")
 
 
-def _mapped(folder: Path, name: str, manifest: Manifest) -> Column:
+def _mapped(folder: Path, name: str, manifest: EventManifest) -> Column:
     stated = manifest.columns.get(name)
     if stated is None:
         raise _damaged(folder / MANIFEST, f"has no entry for {name}")

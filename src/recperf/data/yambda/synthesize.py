@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ...config import to_json
 from ...ops.hashing import GOLDEN, finalise_numpy_
 from ...stop import poll
-from .manifest import Manifest
+from .manifest import EventManifest
 from .schema import DAY_S, EVENT_TYPES, LEAST_PLAYED, SYNTHETIC_LICENCE, TICK_S
 from .store import VERSION
 from .writer import EventRows, StoreWriter, finished
@@ -318,7 +318,7 @@ def write_store(
             poll()
             if progress:
                 progress(writer.events, max(writer.events, config.events))
-        manifest = Manifest(
+        manifest = EventManifest(
             name=NAME,
             synthetic=True,
             licence=SYNTHETIC_LICENCE,

@@ -24,7 +24,7 @@ from ...errors import DataError
 from ...files import plain_json, sync_folder, write_json, writing
 from ...folders import MARK, alone
 from ...jsonfile import Struct, read_sealed, sealed
-from .manifest import Manifest
+from .manifest import EventManifest
 from .schema import EVENT_TYPES, LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .store import (
     CATALOGUE,
@@ -171,7 +171,7 @@ class StoreWriter:
         self.state.bookmark = bookmark
         write_json(self.draft / JOURNAL, sealed(self.state), fix=self.again)
 
-    def finish(self, catalogue_I2: NDArray[np.uint32], manifest: Manifest) -> Path:
+    def finish(self, catalogue_I2: NDArray[np.uint32], manifest: EventManifest) -> Path:
         """Complete the columns and the manifest, write it and rename the folder."""
         if not self.events:
             raise DataError("there is no training event", where={"folder": self.folder}, fix="check the source")
@@ -244,7 +244,7 @@ class StoreWriter:
             with writing(file_of(self.draft, name), fix=self.again):
                 os.fsync(handle)
 
-    def _describe(self, manifest: Manifest) -> None:
+    def _describe(self, manifest: EventManifest) -> None:
         """Add what was written to the manifest."""
         by_kind, kinds = np.array(self.state.by_kind), np.arange(256)
         manifest.format, manifest.version, manifest.identity = FORMAT, VERSION, self.identity

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import units
-from .records import Figure, GatherRow, HostRates, Knee, Rates, RowTable, RowTables, StreamCurve
+from .records import GatherRow, HostRates, Knee, PeakFigure, Rates, RowTable, RowTables, StreamCurve
 from .sampling import (
     MIB,
     Effort,
@@ -171,7 +171,7 @@ def memory_table(effort: Effort, last_cache: int, note: Say) -> Tensor:
     return torch.ones(size // 4)
 
 
-def products(sampler: Sampler, note: Say) -> dict[str, Figure]:
+def products(sampler: Sampler, note: Say) -> dict[str, PeakFigure]:
     """The best rate of a square product by dtype; a dtype that torch cannot multiply here is left out."""
     best = {}
     for dtype in PRECISIONS:
@@ -185,7 +185,9 @@ def products(sampler: Sampler, note: Say) -> dict[str, Figure]:
     return best
 
 
-def product(sampler: Sampler, dtype: torch.dtype, timed: Timed = timed, device: torch.device | str = "cpu") -> Figure:
+def product(
+    sampler: Sampler, dtype: torch.dtype, timed: Timed = timed, device: torch.device | str = "cpu"
+) -> PeakFigure:
     """Doubles the side until it takes too long, then measures the last two sizes.
 
     Without instructions for its precision a product can be 200 times slower: it has one size and few readings.
@@ -212,7 +214,7 @@ def product(sampler: Sampler, dtype: torch.dtype, timed: Timed = timed, device: 
     return fastest_product({s: sampler.readings(multiply(s), seconds=seconds, warm_ups=1) for s in sides})
 
 
-def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> Figure:
+def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> PeakFigure:
     """Copies one half of the buffer to the other; reads and writes both count. `timed` makes a reading of the work."""
     half = buffer.numel() // 2
     source, target = buffer[:half], buffer[half : 2 * half]
@@ -220,7 +222,7 @@ def copy(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float 
     return rate(2 * half * 4, ns, "B/s", counted="read + write", buffer_bytes=half * 4, method="Tensor.copy_")
 
 
-def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> Figure:
+def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> PeakFigure:
     """The fastest of several methods to read every byte once."""
     lines = buffer.view(1024, -1)
     methods: dict[str, Callable[[], object]] = {
@@ -233,7 +235,7 @@ def read(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float 
     return fastest_rate(size, readings, "B/s", counted="read", buffer_bytes=size)
 
 
-def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> Figure:
+def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: float | None = None) -> PeakFigure:
     """The fastest of several methods to change arrays in place; a line that was read is written without another read.
 
     The values stay 1: every moment is the mean of ones, and the learning rate is 0.
@@ -256,7 +258,7 @@ def update(sampler: Sampler, buffer: Tensor, timed: Timed = timed, seconds: floa
     return replace_fields(best, counted="read + write", adamw=figures[1].p50)
 
 
-def first_touch(sampler: Sampler, size: int) -> Figure:
+def first_touch(sampler: Sampler, size: int) -> PeakFigure:
     """The first write to memory that comes from the system: every page is a page fault."""
 
     def write() -> None:
@@ -266,14 +268,14 @@ def first_touch(sampler: Sampler, size: int) -> Figure:
     return rate(size, ns, "B/s", counted="write", buffer_bytes=size, method="mmap, fill_")
 
 
-def cached(sampler: Sampler, buffer: Tensor) -> Figure:
+def cached(sampler: Sampler, buffer: Tensor) -> PeakFigure:
     """Additions whose tensors stay in the cache."""
     half = buffer.numel() // 2
     ns = additions(sampler, buffer, ADDITIONS)
     return rate(3 * half * 4, ns, "B/s", counted="2 reads + write", buffer_bytes=2 * half * 4, method="Tensor.add_")
 
 
-def special(sampler: Sampler, buffer: Tensor) -> Figure:
+def special(sampler: Sampler, buffer: Tensor) -> PeakFigure:
     """Evaluations of the logistic function, the usual one that products do not contain, on tensors in the cache."""
     half = buffer.numel() // 2
     source, target = buffer[:half], torch.empty(half)

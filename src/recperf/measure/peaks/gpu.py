@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ... import units
 from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, gather, knee_sizes, product, read, update
-from .records import DeviceRates, Figure, Knee, Launch, RowTable, RowTables
+from .records import DeviceRates, Knee, Launch, PeakFigure, RowTable, RowTables
 from .sampling import (
     MIB,
     Sampler,
@@ -113,7 +113,7 @@ class Gpu:
 
         return once
 
-    def products(self) -> dict[str, Figure]:
+    def products(self) -> dict[str, PeakFigure]:
         before = torch.get_float32_matmul_precision()
         try:
             best = {}
@@ -140,7 +140,7 @@ class Gpu:
                 work()
         return [ns / count for ns in self.sampler.readings(self.timed(graph.replay, graph.replay))]
 
-    def cached(self, buffer: Tensor, kernel_ns: float) -> Figure:
+    def cached(self, buffer: Tensor, kernel_ns: float) -> PeakFigure:
         """Additions whose tensors stay in the L2, less what any kernel of a graph costs."""
         half = buffer.numel() // 2
         target, source = buffer[:half], buffer[half : 2 * half]
@@ -177,7 +177,7 @@ class Gpu:
         largest = bounded(256 * MIB, self.allowed // 4)
         return gather(self.sampler, flat, ROW_BYTES, lambda row: min(1 << 20, largest // row), self.timed, warm)
 
-    def transfers(self) -> dict[str, Figure]:
+    def transfers(self) -> dict[str, PeakFigure]:
         """Host to device and back, from pinned memory (by DMA) and from pageable memory (staged by the driver)."""
         size = bounded(self.effort.transfer_bytes, min(self.allowed, allowed_bytes() // 2))
         on_device = torch.ones(size // 4, device=self.device)

@@ -8,7 +8,7 @@ from ...jsonfile import Count, Meta, Number, Struct
 from ..records import Percentiles
 
 
-class Figure(Percentiles, kw_only=True, omit_defaults=True):
+class PeakFigure(Percentiles, kw_only=True, omit_defaults=True):
     """Readings of one kind of work, with the details needed to interpret them."""
 
     n: Count
@@ -39,7 +39,7 @@ class GatherRow(Struct, kw_only=True):
     """Random rows of one width."""
 
     row_bytes: Count
-    ns: Figure
+    ns: PeakFigure
     ids: Count = 0
     method: str = ""
     """The fastest one."""
@@ -62,16 +62,16 @@ class RowTables(Struct, omit_defaults=True):
 class Rates(Struct, kw_only=True, omit_defaults=True):
     """Figures that depend on the number of threads."""
 
-    gemm: dict[str, Figure]
+    gemm: dict[str, PeakFigure]
     """Matrix products by precision."""
-    copy: Figure
-    read: Figure
-    cached: Figure
+    copy: PeakFigure
+    read: PeakFigure
+    cached: PeakFigure
     gather: RowTables
-    update: Figure
-    first_touch: Figure | None = None
+    update: PeakFigure
+    first_touch: PeakFigure | None = None
     """Of a CPU: the first write to new pages."""
-    special: Figure | None = None
+    special: PeakFigure | None = None
     other_work: Number | None = None
     """Share of the cores that others took meanwhile."""
 
@@ -83,7 +83,7 @@ class Rates(Struct, kw_only=True, omit_defaults=True):
 class StreamCurve(Struct):
     """Times of additions by the size of both tensors."""
 
-    points: list[Figure]
+    points: list[PeakFigure]
     bytes: Count = 0
     """Where the curve leaves the cache."""
     threads: int = 1
@@ -93,7 +93,7 @@ class StreamCurve(Struct):
 class Knee(Struct, kw_only=True, omit_defaults=True):
     """Times of random rows by the size of the table."""
 
-    points: Annotated[list[Figure], Meta(min_length=1)]
+    points: Annotated[list[PeakFigure], Meta(min_length=1)]
     bytes: Count
     """Where the curve leaves the cache."""
     stream: StreamCurve | None = None
@@ -106,18 +106,18 @@ class Knee(Struct, kw_only=True, omit_defaults=True):
 class Launch(Struct):
     """ns of a kernel of one element."""
 
-    kernel: Figure
-    queue: Figure
+    kernel: PeakFigure
+    queue: PeakFigure
 
 
 class DeviceRates(Rates, kw_only=True):
     """All figures of a device."""
 
     knee: Knee
-    calls: dict[str, Figure]
+    calls: dict[str, PeakFigure]
     """ns of a call by kind of operator."""
     launch: Launch | None = None
-    transfer: dict[str, Figure] = {}
+    transfer: dict[str, PeakFigure] = {}
     l2_bytes: Count = 0
 
 

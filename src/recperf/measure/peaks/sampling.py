@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ...jsonfile import Struct
 from ...machine import available_bytes
 from ...stop import poll
-from .records import Figure, GatherRow, Rates
+from .records import GatherRow, PeakFigure, Rates
 
 R = TypeVar("R", bound=Rates)
 
@@ -133,23 +133,23 @@ def spread(values: Sequence[float]) -> float:
     return float((high - low) / middle)
 
 
-def figure(values: Sequence[float], unit: str, **more: Any) -> Figure:
+def figure(values: Sequence[float], unit: str, **more: Any) -> PeakFigure:
     low, middle, high = (float(value) for value in np.percentile(values, (20, 50, 80)))
-    return Figure(low, middle, high, n=len(values), unit=unit, **more)
+    return PeakFigure(low, middle, high, n=len(values), unit=unit, **more)
 
 
-def rate(amount: float, ns: Sequence[float], unit: str, **more: Any) -> Figure:
+def rate(amount: float, ns: Sequence[float], unit: str, **more: Any) -> PeakFigure:
     """Times of an amount of work, as a rate per second."""
     return figure([amount * 1e9 / value for value in ns], unit, **more)
 
 
-def fastest_rate(amount: float, readings: dict[str, list[float]], unit: str, **more: Any) -> Figure:
+def fastest_rate(amount: float, readings: dict[str, list[float]], unit: str, **more: Any) -> PeakFigure:
     """The rate of the fastest of several methods for the same work."""
     method = _fastest(readings)
     return rate(amount, readings[method], unit, **more, method=method)
 
 
-def fastest_product(readings: dict[int, list[float]]) -> Figure:
+def fastest_product(readings: dict[int, list[float]]) -> PeakFigure:
     """The best rate of square matrix products, from their times by side."""
     rates = [rate(2 * side**3, ns, "FLOP/s", shape=[side, side, side]) for side, ns in readings.items()]
     return max(rates, key=lambda figure: figure.p50)
@@ -172,7 +172,7 @@ def gather_row(row_bytes: int, ids: int, readings: dict[str, list[float]]) -> Ga
     )
 
 
-def knee_of(points: Sequence[Figure]) -> int | None:
+def knee_of(points: Sequence[PeakFigure]) -> int | None:
     """The size at which a curve of times by `table_bytes` leaves the cache; None for a flat curve.
 
     There a time lies midway between the fastest and that of memory, the median of the two largest octaves: half of what
@@ -200,7 +200,7 @@ def better(first: Any, second: Any) -> Any:
         return [better(one, other) for one, other in zip(first, second, strict=True)]
     if isinstance(first, dict):
         return {key: better(value, second[key]) if key in second else value for key, value in first.items()}
-    if isinstance(first, Figure):
+    if isinstance(first, PeakFigure):
         lower_is_better = first.unit.startswith("ns")
         return second if (second.p50 < first.p50) == lower_is_better else first
     if isinstance(first, GatherRow):
@@ -230,7 +230,7 @@ SHORT, LONG = 8, 64
 """Nodes of the two backward passes whose difference is the time of a node."""
 
 
-def calls(sampler: Sampler, device: torch.device | str = "cpu") -> dict[str, Figure]:
+def calls(sampler: Sampler, device: torch.device | str = "cpu") -> dict[str, PeakFigure]:
     """ns of one call from Python by kind of operator; on a GPU the host's time to queue it."""
     one, matrix = torch.ones(1, device=device), torch.ones(1, 1, device=device)
     weight, target = torch.ones(1, device=device, requires_grad=True), torch.ones(1, device=device)
@@ -266,7 +266,7 @@ def _repeated(call: Callable[[], object], device: torch.device | str) -> Callabl
     return once
 
 
-def _backward(sampler: Sampler, weight: Tensor, one: Tensor) -> dict[str, Figure]:
+def _backward(sampler: Sampler, weight: Tensor, one: Tensor) -> dict[str, PeakFigure]:
     """Starting a backward pass, and each of its nodes: from chains of additions of two lengths."""
 
     def backward(nodes: int) -> Callable[[], float]:

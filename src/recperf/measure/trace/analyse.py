@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from ...errors import DataError
-from ..profile_records import Collective, Idle, Kernel, Kernels, MeasuredRank, Missing, SmallKernels
+from ..profile_records import Collective, Idle, Kernels, KernelTime, MeasuredRank, Missing, SmallKernels
 from .file import looks_like_trace
 from .idle import collectives, communication, idle, transfers
 from .nesting import SMALL_US, Nesting, TracedSteps, merged, per_step
@@ -141,12 +141,12 @@ def _kernels(nesting: Nesting, window: TracedSteps) -> Kernels:
     kernels = [work for work in window.work if work.kind == "kernel"]
     groups = grouped(kernels, lambda kernel: (kernel.name, nesting.part_of(nesting.origin(kernel))))
     total = sum(kernel.end - kernel.start for kernel in kernels)
-    rows: list[Kernel] = []
+    rows: list[KernelTime] = []
     for (name, part), members in groups.items():
         time = sum(kernel.end - kernel.start for kernel in members)
         delays = [delay for kernel in members if (delay := window.delay(kernel)) is not None]
         rows.append(
-            Kernel(
+            KernelTime(
                 name=name,
                 part=part,
                 count=per_step(len(members), window.count),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...units import size, time
 from ..profile_records import Collective, Idle, Sync, Transfer
 from .nesting import COLLECTIVE, NONE, Cover, Innermost, Nesting, TracedSteps, merged, per_step
-from .read import ELEMENT_BYTES, Device, Host, Trace, grouped
+from .read import ELEMENT_BYTES, Host, Trace, TracedDevice, grouped
 from .records import TracedCommunication
 from .regions import frame_of
 
@@ -78,7 +78,7 @@ def _gaps(window: TracedSteps, waiting: list[tuple[float, float]]) -> Iterator[_
         done = max(done, work.end) if work else done
 
 
-def _queued(work: Device, window: TracedSteps) -> float:
+def _queued(work: TracedDevice, window: TracedSteps) -> float:
     """When the host had queued the work."""
     call = window.nesting.launch(work)
     if call == NONE:
@@ -157,7 +157,7 @@ def transfers(window: TracedSteps) -> list[Transfer]:
     return sorted(rows, key=lambda row: row.ms, reverse=True)
 
 
-def _kind(work: Device) -> tuple[str, bool | None]:
+def _kind(work: TracedDevice) -> tuple[str, bool | None]:
     """The kind of a copy or a fill, and whether host memory was pinned."""
     kind = next((kind for mark, kind in _KINDS.items() if mark in work.name), "device to device")
     pinned = True if "Pinned" in work.name else False if "Pageable" in work.name else None
@@ -203,7 +203,7 @@ def device_times(nesting: Nesting, window: TracedSteps) -> DeviceTimes:
     return times
 
 
-def _shared_time(window: TracedSteps) -> list[tuple[Device, float]]:
+def _shared_time(window: TracedSteps) -> list[tuple[TracedDevice, float]]:
     """The time of each piece of device work; what runs at the same time shares it, and kernels hide copies."""
     edges = sorted(
         [(max(work.start, window.begin), 1, index) for index, work in enumerate(window.activity)]
@@ -225,7 +225,7 @@ def _shared_time(window: TracedSteps) -> list[tuple[Device, float]]:
     return [(work, time[index]) for index, work in enumerate(window.activity)]
 
 
-def limit_of_work(work: Device) -> str:
+def limit_of_work(work: TracedDevice) -> str:
     """The limit of device work that belongs to no operator and that a kernel at the same time hides; else empty."""
     if _NCCL.search(work.name):
         return "communication"

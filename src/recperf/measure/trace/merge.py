@@ -21,7 +21,7 @@ FlowIds = dict[tuple[int, str, str], int]
 
 
 @dataclass(kw_only=True)
-class Source:
+class TraceSource:
     """The trace of one rank, as a first pass shows it."""
 
     path: Path
@@ -69,7 +69,7 @@ def merge(paths: Sequence[Path], target: Path) -> MergedTraces:
     )
 
 
-def inspect(path: Path) -> Source:
+def inspect(path: Path) -> TraceSource:
     """The rank of a trace, and its first and last time."""
     scan = Scan(path)
     count, begin, end = 0, math.inf, -math.inf
@@ -89,7 +89,7 @@ def inspect(path: Path) -> Source:
     if what or rank is None:
         raise DataError(what, where={"file": path}, fix=fix)
     host = ours.get("host")
-    return Source(
+    return TraceSource(
         path=path,
         rank=rank,
         ranks=ranks,
@@ -102,7 +102,7 @@ def inspect(path: Path) -> Source:
     )
 
 
-def _require_one_run(sources: list[Source]) -> None:
+def _require_one_run(sources: list[TraceSource]) -> None:
     if len(sources) < 2:
         raise UsageError("merging needs the traces of at least two ranks", fix="recperf profile --trace FOLDER")
     for before, source in zip(sources, sources[1:]):
@@ -128,7 +128,7 @@ def _require_one_run(sources: list[Source]) -> None:
 class _Track:
     """The events of a rank as one process; processes of its trace (host, devices) become groups of threads."""
 
-    def __init__(self, source: Source, first: int, ids: FlowIds) -> None:
+    def __init__(self, source: TraceSource, first: int, ids: FlowIds) -> None:
         self.source, self.first, self.ids = source, first, ids
         # Some viewers reserve process 0 for the kernel.
         self.pid = source.rank + 1

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from statistics import quantiles
 
 from ..records import Percentiles
-from .read import PART, STEP, STEP_OF_TORCH, Device, Host, Trace, find_steps, optimizer_steps, summed
+from .read import PART, STEP, STEP_OF_TORCH, Host, Trace, TracedDevice, find_steps, optimizer_steps, summed
 from .records import Window
 
 ROUNDING = 0.002
@@ -61,11 +61,11 @@ class Nesting:
             elif event.external is not None and event.kind == "op":
                 self._ops[event.external] = index
 
-    def launch(self, work: Device) -> int:
+    def launch(self, work: TracedDevice) -> int:
         """The call that launched device work, or NONE."""
         return NONE if work.correlation is None else self._calls.get(work.correlation, NONE)
 
-    def origin(self, work: Device) -> int:
+    def origin(self, work: TracedDevice) -> int:
         """That call, else the operator that the device work names, else NONE."""
         call = self.launch(work)
         return call if call != NONE or work.external is None else self._ops.get(work.external, NONE)
@@ -227,7 +227,7 @@ class TracedSteps:
         self.count = len(steps)
         self.host_us = sum(end - start for start, end in steps)
         self.steps, self._starts = steps, [start for start, _ in steps]
-        self.work: list[Device] = []
+        self.work: list[TracedDevice] = []
         """Device work that the steps launched, on every device, in order of time."""
         begin, end = steps[0][0], steps[-1][1]
         device = sorted(trace.device, key=lambda work: (work.start, work.end))
@@ -247,7 +247,7 @@ class TracedSteps:
             work for work in device if work.device == self.device and work.end > self.begin and work.start < self.end
         ]
         """Everything the busiest device did in the window, whoever launched it."""
-        self._first: dict[int, Device] = {}
+        self._first: dict[int, TracedDevice] = {}
         for work in self.work:
             if work.correlation is not None:
                 self._first.setdefault(work.correlation, work)
@@ -261,11 +261,11 @@ class TracedSteps:
         """Whether a host time lies inside a step."""
         return self.step(time) != NONE
 
-    def step_of(self, work: Device) -> int:
+    def step_of(self, work: TracedDevice) -> int:
         """The step that launched device work."""
         return self.step(self._launched(work))
 
-    def delay(self, work: Device) -> float | None:
+    def delay(self, work: TracedDevice) -> float | None:
         """Time from the end of the launch call to the start of the work. Only the first work of a call has one: the
         other kernels of a graph wait for their predecessors."""
         call = self.nesting.launch(work)
@@ -273,7 +273,7 @@ class TracedSteps:
             return None
         return max(0.0, work.start - self.nesting.events[call].end)
 
-    def first_of_launch(self, work: Device) -> Device:
+    def first_of_launch(self, work: TracedDevice) -> TracedDevice:
         return work if work.correlation is None else self._first.get(work.correlation, work)
 
     def step_ms(self) -> list[float]:
@@ -301,7 +301,7 @@ class TracedSteps:
             device=self.device,
         )
 
-    def _launched(self, work: Device) -> float:
+    def _launched(self, work: TracedDevice) -> float:
         origin = self.nesting.origin(work)
         return work.start if origin == NONE else self.nesting.events[origin].start
 

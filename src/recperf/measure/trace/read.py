@@ -72,7 +72,7 @@ SPARSE = "sparse"
 """Stands for the type of a sparse tensor: its sizes are those of the whole, how much of it there is is not recorded."""
 
 
-class Shapes(NamedTuple):
+class TracedShapes(NamedTuple):
     """Sizes and element types of an operator's inputs."""
 
     dims: tuple[tuple[int, ...], ...]
@@ -94,12 +94,12 @@ class Host(NamedTuple):
     thread: str
     correlation: int | None
     external: int | None
-    shapes: Shapes | None
+    shapes: TracedShapes | None
     sequence: int | None = None
     """Connects an operator with the operator of the backward pass that autograd recorded for it."""
 
 
-class Device(NamedTuple):
+class TracedDevice(NamedTuple):
     """Work on a device stream: a kernel, a copy or a fill."""
 
     kind: str
@@ -124,7 +124,7 @@ class Trace:
     """Operators, ranges and calls."""
     python: list[Host] = field(default_factory=list)
     """Python frames, if stacks were recorded."""
-    device: list[Device] = field(default_factory=list)
+    device: list[TracedDevice] = field(default_factory=list)
     events: int = 0
     """Number of events in the file."""
     ignored: int = 0
@@ -140,7 +140,7 @@ class _Texts(dict[str, str]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: dict[str, Shapes] = {}
+        self.shapes: dict[str, TracedShapes] = {}
         self.characters = 0
 
     def __missing__(self, text: str) -> str:
@@ -304,7 +304,7 @@ def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: floa
         place = whole_of(args.get("device", event.get("pid"))) or 0
         stream = whole_of(args.get("stream", event.get("tid"))) or 0
         size = whole_of(args.get("bytes", args.get("Bytes"))) or _message_bytes(args)
-        trace.device.append(Device(kind, name, start, end, place, stream, correlation, external, size))
+        trace.device.append(TracedDevice(kind, name, start, end, place, stream, correlation, external, size))
         return
     thread = texts[f"{event.get('pid')}/{event.get('tid')}"]
     if kind == "op" and name.startswith((STEP_OF_TORCH + "#", OWN_RANGES)):
@@ -319,7 +319,7 @@ def _add(trace: Trace, event: dict[str, Any], kind: str, start: float, end: floa
         trace.host.append(Host("range", module, start, end, thread, None, None, None))
 
 
-def _shapes(name: str, args: dict[str, Any], texts: _Texts) -> Shapes | None:
+def _shapes(name: str, args: dict[str, Any], texts: _Texts) -> TracedShapes | None:
     dims = args.get("Input Dims", args.get("Input dims"))
     if not isinstance(dims, list):
         return None
@@ -332,7 +332,7 @@ def _shapes(name: str, args: dict[str, Any], texts: _Texts) -> Shapes | None:
     key, known = texts[f"{dims}{types}{numbers}"], texts.shapes
     if key not in known:
         lists = (dim for dim in dims if isinstance(dim, list) and any(isinstance(n, list) for n in dim))
-        known[key] = Shapes(
+        known[key] = TracedShapes(
             tuple(_sizes(dim) for dim in dims),
             tuple(str(kind) for kind in types) if isinstance(types, list) else (),
             tuple(tuple(_sizes(dim) for dim in tensors) for tensors in lists),

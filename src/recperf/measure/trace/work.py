@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..operators import RESULT, ROW_ACCESS, TABLE_BATCHED, UPDATING, CallWork, is_special, traffic_kind
 from .nesting import NONE, Nesting
-from .read import ELEMENT_BYTES, SPARSE, Shapes
+from .read import ELEMENT_BYTES, SPARSE, TracedShapes
 
 LISTED_BYTES = 4
 """Bytes of an element in a list of tensors, whose types a trace does not name: parameters are float32 by default."""
@@ -47,7 +47,7 @@ WRAPS = 0.5
 
 
 @lru_cache(maxsize=CACHED)
-def work_of(name: str, shapes: Shapes | None) -> CallWork | None:
+def work_of(name: str, shapes: TracedShapes | None) -> CallWork | None:
     """The work of a call from the sizes of its inputs; None where it does not follow. Equal calls share the object."""
     if shapes is not None and SPARSE in shapes.types:
         return None
@@ -64,7 +64,7 @@ def work_of(name: str, shapes: Shapes | None) -> CallWork | None:
     return work
 
 
-def flops(name: str, shapes: Shapes | None) -> int | None:
+def flops(name: str, shapes: TracedShapes | None) -> int | None:
     """Multiplications and additions of matrix products, convolutions, attention and recurrent layers."""
     if shapes is None:
         return None
@@ -78,13 +78,13 @@ def flops(name: str, shapes: Shapes | None) -> int | None:
     return None
 
 
-def precision(shapes: Shapes | None) -> str | None:
+def precision(shapes: TracedShapes | None) -> str | None:
     """The precision of an operator: the type of its first tensor."""
     types = (kind.lower() for kind, dim in zip(shapes.types, shapes.dims) if dim) if shapes else ()
     return next((_PRECISION[kind] for kind in types if kind in _PRECISION), None)
 
 
-def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
+def traffic(name: str, shapes: TracedShapes | None) -> tuple[int, int] | None:
     """(bytes read, bytes written) if nothing is cached; of a table only the rows that are used."""
     if shapes is None:
         return None
@@ -124,7 +124,7 @@ def traffic(name: str, shapes: Shapes | None) -> tuple[int, int] | None:
     return (read, 0) if kind == "reducing" else None
 
 
-def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
+def random_rows(name: str, shapes: TracedShapes | None) -> Rows | None:
     """The rows of a table that an operator reads or writes in any order."""
     if shapes is not None and TABLE_BATCHED.match(name):
         return _table_batched(name, shapes)
@@ -152,7 +152,7 @@ def random_rows(name: str, shapes: Shapes | None) -> Rows | None:
     return Rows(prod(ids), prod(table) // table_rows * width, table_rows) if table_rows else None
 
 
-def _table_batched(name: str, shapes: Shapes) -> Rows | None:
+def _table_batched(name: str, shapes: TracedShapes) -> Rows | None:
     """The rows of FBGEMM's operators over many tables, whose arguments a trace has in order but without names: tables,
     vectors that describe them, a number of columns, where rows begin, ids, offsets, and the states of an optimizer."""
     kinds = [kind.lower() if len(dim) == 1 else "" for dim, kind in zip(shapes.dims, shapes.types)]
@@ -184,19 +184,19 @@ def creates(name: str) -> bool:
     return _CREATING.match(name) is not None
 
 
-def _largest(shapes: Shapes | None) -> tuple[int, ...]:
+def _largest(shapes: TracedShapes | None) -> tuple[int, ...]:
     """The sizes of the largest tensor among the inputs, those in lists too."""
     listed = [dim for tensors in shapes.lists for dim in tensors] if shapes else []
     return max([*(shapes.dims if shapes else ()), *listed], key=prod, default=())
 
 
-def _table_bytes(name: str, shapes: Shapes) -> int:
+def _table_bytes(name: str, shapes: TracedShapes) -> int:
     if name.endswith(("_dense_backward", "_sparse_backward")):
         return 0
     return prod(shapes.dims[0]) * ELEMENT_BYTES.get(shapes.types[0].lower(), 0)
 
 
-def _listed(op: str, shapes: Shapes) -> tuple[int, int] | None:
+def _listed(op: str, shapes: TracedShapes) -> tuple[int, int] | None:
     """Operators on lists of tensors. An optimizer writes all of them but the gradients, others write the first."""
     sizes = [sum(prod(dim) for dim in tensors) * LISTED_BYTES for tensors in shapes.lists]
     if not sizes:
@@ -206,7 +206,7 @@ def _listed(op: str, shapes: Shapes) -> tuple[int, int] | None:
     return sum(sizes), sizes[0]
 
 
-def _tensors(shapes: Shapes) -> list[tuple[int, int]]:
+def _tensors(shapes: TracedShapes) -> list[tuple[int, int]]:
     """(elements, bytes per element) of every input tensor of a known type."""
     known = ((dim, ELEMENT_BYTES.get(kind.lower())) for dim, kind in zip(shapes.dims, shapes.types))
     return [(prod(dim), size) for dim, size in known if size]
@@ -216,7 +216,7 @@ def _sane(work: int | None) -> int | None:
     return work if work is not None and 0 <= work <= LARGEST else None
 
 
-def _product(name: str, shapes: Shapes) -> tuple[int, int, int, int] | None:
+def _product(name: str, shapes: TracedShapes) -> tuple[int, int, int, int] | None:
     """(B, M, K, N) of a matrix product."""
     dims = shapes.dims[1:] if name in _ADDING else shapes.dims
     if len(dims) < 2:
@@ -231,7 +231,7 @@ def _product(name: str, shapes: Shapes) -> tuple[int, int, int, int] | None:
     return None
 
 
-def _attention(shapes: Shapes, backward: bool) -> int | None:
+def _attention(shapes: TracedShapes, backward: bool) -> int | None:
     """Both products of attention; the backward pass has five where the forward pass has two."""
     dims = shapes.dims[1:] if backward else shapes.dims
     if len(dims) < 3 or any(len(dim) != 4 for dim in dims[:3]):
@@ -241,7 +241,7 @@ def _attention(shapes: Shapes, backward: bool) -> int | None:
     return forward * 5 // 2 if backward else forward
 
 
-def _recurrent(shapes: Shapes, backward: bool) -> int | None:
+def _recurrent(shapes: TracedShapes, backward: bool) -> int | None:
     """A product with every weight matrix at every step of the sequence."""
     if not shapes.dims or len(shapes.dims[0]) != 3:
         return None
@@ -250,7 +250,7 @@ def _recurrent(shapes: Shapes, backward: bool) -> int | None:
     return 2 * forward if backward else forward
 
 
-def _convolution(shapes: Shapes, backward: bool) -> int | None:
+def _convolution(shapes: TracedShapes, backward: bool) -> int | None:
     """convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)."""
     if len(shapes.dims) < 2 or len(shapes.dims[0]) < 3 or len(shapes.dims[1]) != len(shapes.dims[0]):
         return None

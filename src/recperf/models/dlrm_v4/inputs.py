@@ -23,7 +23,7 @@ from ...data.batch import HistoryBatch
 from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
 from ...errors import DataError
 from ...ops.arrange import native
-from ...ops.assemble import Plan, plan
+from ...ops.assemble import AssemblyPlan, plan
 from ...ops.lookup import expand, unique
 from ..tiers.slots import Placed
 from .config import ACTIONS, CANDIDATE_CODE, FEATURE_TABLES, DLRMv4Config
@@ -70,7 +70,7 @@ class Inputs:
     entities: dict[str, Pick]
     """Item, artist and album among the distinct rows of their tables: one pick per (item, artist, album) with shared
     encoders, otherwise one per position."""
-    plan: Plan
+    plan: AssemblyPlan
     """How tokens are assembled from the entities and, with shared encoders, the kinds of actions."""
     candidates: Pick
     """Each sample's candidate among the entities."""
@@ -117,7 +117,7 @@ class Inputs:
         return [leaf for leaf in tree_leaves(self) if isinstance(leaf, Tensor)]
 
 
-for _struct in (Inputs, Pick, Plan):
+for _struct in (Inputs, Pick, AssemblyPlan):
     register_dataclass(_struct)
 
 
@@ -192,7 +192,7 @@ def from_arrays(
         rows=rows,
         context=context,
         entities=entities,
-        plan=Plan(
+        plan=AssemblyPlan(
             offsets_B1=offsets_B1, source_S=source_S, action_S=action_S, age_T=age_T, source_order_S=source_order_S,
             source_starts_U1=source_starts_U1, kind_order_T=kind_order_T, kind_starts=kind_starts,
             actions=ACTIONS + 1 if form.shared else 1, ages=form.ages, context=form.context, longest=longest,
@@ -343,7 +343,7 @@ def _distinct(placed: dict[str, Tensor], counts: dict[str, int]) -> tuple[Pick, 
 
 def _plan(
     offsets_B1: Tensor, times_T: Tensor, sources: Pick, codes_S: Tensor, longest: int, config: DLRMv4Config
-) -> Plan:
+) -> AssemblyPlan:
     actions, action_S = (ACTIONS + 1, codes_S) if config.shared_encoders else (1, torch.zeros_like(codes_S))
     return plan(
         offsets_B1, times_T, sources.index_N, sources.order_N, sources.starts_U1, action_S,

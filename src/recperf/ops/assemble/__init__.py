@@ -33,7 +33,7 @@ backward: Callable[..., tuple[Tensor, ...]] = choice.dispatch(__name__, "backwar
 
 class _Assemble(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: Plan, options: dict[str, Any], *parts: Tensor) -> Tensor:
+    def forward(ctx: Any, plan: AssemblyPlan, options: dict[str, Any], *parts: Tensor) -> Tensor:
         ctx.plan, ctx.options, ctx.positions = plan, options, parts[3].shape[0]
         ctx.dtypes = [part.dtype for part in parts]
         return forward(*parts, plan, **options)
@@ -50,7 +50,7 @@ def assemble(
     actions_KD: Tensor,
     position_weight_PD: Tensor,
     time_weight_QD: Tensor,
-    plan: Plan,
+    plan: AssemblyPlan,
     *,
     scale: float,
     dropout: Dropout = NO_DROPOUT,
@@ -64,7 +64,7 @@ def assemble(
     return out_TD
 
 
-def _check(context: Tensor, rows: Tensor, actions: Tensor, position: Tensor, time: Tensor, plan: Plan) -> None:
+def _check(context: Tensor, rows: Tensor, actions: Tensor, position: Tensor, time: Tensor, plan: AssemblyPlan) -> None:
     """Refuse tables smaller than planned: a kernel would read beyond their end."""
     planned = (
         (plan.offsets_B1.numel() - 1, plan.context), plan.source_starts_U1.numel() - 1, plan.actions, plan.ages
@@ -81,7 +81,7 @@ SHORTEST, UNIT = 1e-6, 60.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Plan:
+class AssemblyPlan:
     offsets_B1: Tensor
     """Where each row begins among the tokens."""
     source_S: Tensor
@@ -122,7 +122,7 @@ def plan(
     ages: int,
     context: int,
     longest: int,
-) -> Plan:
+) -> AssemblyPlan:
     """`order_S` and `starts_U1` list the positions of each row, as in `lookup.Unique`. Never waits for the device."""
     tokens, rows = times_T.numel(), offsets_B1.numel() - 1
     if source_S.numel() != tokens - rows * context or action_S.numel() != source_S.numel():
@@ -137,7 +137,7 @@ def plan(
     age_T = ages_of(offsets_B1, times_T, ages)
     pairs = ages * (actions + 1)
     order_T, kind_starts = grouped((age_T * (actions + 1) + action_T).to(_narrow(pairs)), pairs)
-    return Plan(
+    return AssemblyPlan(
         offsets_B1=offsets_B1,
         source_S=source_S.to(_narrow(starts_U1.numel())),
         action_S=action_S.to(_narrow(actions)),
@@ -176,7 +176,7 @@ def grouped(bucket_T: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def shared_sums(
-    grad_TD: Tensor, plan: Plan, scale: float, segment_sum: Callable[[Tensor, Tensor, Tensor], Tensor]
+    grad_TD: Tensor, plan: AssemblyPlan, scale: float, segment_sum: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of rows, actions and time table. The sums per pair of age and action serve the last two."""
     rows_UD = segment_sum(grad_TD, plan.source_order_S, plan.source_starts_U1).mul_(scale)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..dropout import NO_DROPOUT, Dropout, factors
 from ..lookup.reference import segment_sum
-from . import Plan, grouped, row_of_token, shared_sums
+from . import AssemblyPlan, grouped, row_of_token, shared_sums
 
 
-def places(plan: Plan, positions: int) -> tuple[Tensor, Tensor]:
+def places(plan: AssemblyPlan, positions: int) -> tuple[Tensor, Tensor]:
     """Which tokens are context, and the row of the position table that each token reads.
 
     The context's tokens count from the start of their row, the others from its end, after the context.
@@ -32,7 +32,7 @@ def forward(
     actions_KD: Tensor,
     position_weight_PD: Tensor,
     time_weight_QD: Tensor,
-    plan: Plan,
+    plan: AssemblyPlan,
     *,
     scale: float,
     dropout: Dropout = NO_DROPOUT,
@@ -47,7 +47,7 @@ def forward(
 
 
 def backward(
-    grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout = NO_DROPOUT
+    grad_TD: Tensor, plan: AssemblyPlan, *, positions: int, scale: float, dropout: Dropout = NO_DROPOUT
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     kind = grad_TD.dtype
     grad_TD = grad_TD.to(torch.promote_types(kind, torch.float32))

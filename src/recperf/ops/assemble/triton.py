@@ -22,7 +22,7 @@ from ..dropout import NO_DROPOUT, Dropout
 from ..dropout.triton import arguments, factors, row_words
 from ..lookup.triton import segment_sum, tile
 from ..operators import operator
-from . import Plan, shared_sums
+from . import AssemblyPlan, shared_sums
 
 UNSPECIALIZED = ["first", "second", "threshold"]
 TALL = 4
@@ -147,7 +147,7 @@ def forward(
     actions_KD: Tensor,
     position_weight_PD: Tensor,
     time_weight_QD: Tensor,
-    plan: Plan,
+    plan: AssemblyPlan,
     *,
     scale: float,
     dropout: Dropout = NO_DROPOUT,
@@ -168,7 +168,7 @@ def forward(
 
 @operator("assemble_backward")
 def backward(
-    grad_TD: Tensor, plan: Plan, *, positions: int, scale: float, dropout: Dropout = NO_DROPOUT
+    grad_TD: Tensor, plan: AssemblyPlan, *, positions: int, scale: float, dropout: Dropout = NO_DROPOUT
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     grad_TD, dim, rows = grad_TD.contiguous(), grad_TD.shape[1], plan.offsets_B1.numel() - 1
     context_BCD = torch.empty(rows, plan.context, dim, dtype=grad_TD.dtype, device=grad_TD.device)

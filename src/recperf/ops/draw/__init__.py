@@ -62,7 +62,7 @@ class Buffers(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+class DrawPlan:
     """The task of a `RandomBags` with a table per feature."""
 
     samples: int

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..arguments import address
 from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from ..operators import operator
-from . import DENSE_SCALE, FAST_KINDS, Buffers, Plan
+from . import DENSE_SCALE, FAST_KINDS, Buffers, DrawPlan
 
 SMALL = 1 << 16
 """Batches of fewer random numbers are drawn by one thread: starting a second costs more than it saves."""
@@ -53,7 +53,7 @@ library = native_library(__file__, _FUNCTIONS)
 
 
 @operator("draw")
-def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
+def draw(plan: DrawPlan, index_1: Tensor, out: Buffers) -> None:
     """Fill the buffers with the batch whose number the tensor holds."""
     bags = plan.features * plan.samples
     offsets = address("offsets_FB1", out.offsets_FB1, torch.int64, (bags + 1,))
@@ -71,7 +71,7 @@ def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     share(lambda first, last: loaded.draw_samples(place, scores, dense, labels, first, last), by_sample)
 
 
-def _struct(plan: Plan, index: int) -> _Plan:
+def _struct(plan: DrawPlan, index: int) -> _Plan:
     # The plan owns the tensors that these addresses point to.
     return _Plan(
         **{name: getattr(plan, tensor).data_ptr() for name, tensor in _ARRAYS.items()},

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ..hashing import hash_torch
-from . import DENSE_SCALE, MULTIPLIERS, Buffers, Plan
+from . import DENSE_SCALE, MULTIPLIERS, Buffers, DrawPlan
 
 _SIGNED = tuple(factor - (1 << 32) if factor >> 31 else factor for factor in MULTIPLIERS)
 
 
-def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
+def draw(plan: DrawPlan, index_1: Tensor, out: Buffers) -> None:
     """Fill the buffers with the batch whose number the tensor holds; the host does not wait."""
     word_1 = hash_torch(index_1, plan.batch_seed)
     keys = word_1.to(torch.int32), (word_1 >> 32).to(torch.int32)
@@ -44,7 +44,7 @@ def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
     out.labels_B.copy_(chances_B.float() * 2.0**-24 < logits_B.sigmoid())
 
 
-def planted_logits(plan: Plan, dense_BD: Tensor, values_V: Tensor, offsets_FB1: Tensor) -> Tensor:
+def planted_logits(plan: DrawPlan, dense_BD: Tensor, values_V: Tensor, offsets_FB1: Tensor) -> Tensor:
     """The log odds that labels are drawn from: what a perfect model would predict."""
     counts_FB = offsets_FB1.diff().view(plan.features, -1)
     bag_V = torch.arange(counts_FB.numel(), device=values_V.device).repeat_interleave(counts_FB.view(-1))
@@ -71,7 +71,7 @@ def unsigned(words: Tensor) -> Tensor:
     return words.to(torch.int64) & 0xFFFFFFFF
 
 
-def feature_ids(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
+def feature_ids(plan: DrawPlan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
     """The ids of a feature as if every bag had its maximum length."""
     longest = plan.max_ids[feature]
     words_BI = words(keys, plan.firsts[feature], plan.numbers_B, longest)
@@ -85,14 +85,14 @@ def score_words(ids: Tensor, keys_2: Tensor) -> Tensor:
     return mix(mix(ids.to(torch.int32) ^ keys_2[0]) + keys_2[1]) >> 8
 
 
-def _lengths(plan: Plan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
+def _lengths(plan: DrawPlan, keys: tuple[Tensor, Tensor], feature: int) -> Tensor:
     """round(max(1, u * maximum)) in integers, so that it is the same everywhere."""
     first = plan.first_length + feature * plan.whole_samples
     words_B = unsigned(words(keys, first, plan.numbers_B, 1).view(-1))
     return ((words_B * plan.max_ids[feature] + (1 << 31)) >> 32).clamp_(min=1)
 
 
-def _used(plan: Plan, keys: tuple[Tensor, Tensor], feature: int, ids_BI: Tensor) -> Tensor:
+def _used(plan: DrawPlan, keys: tuple[Tensor, Tensor], feature: int, ids_BI: Tensor) -> Tensor:
     """Which of the slots of a bag hold an id."""
     place_I = torch.arange(ids_BI.shape[1], device=ids_BI.device)
     used_BI = torch.ones_like(ids_BI, dtype=torch.bool)
@@ -104,7 +104,7 @@ def _used(plan: Plan, keys: tuple[Tensor, Tensor], feature: int, ids_BI: Tensor)
     return used_BI
 
 
-def _pack(plan: Plan, ids: list[Tensor], used: list[Tensor], out: Buffers) -> None:
+def _pack(plan: DrawPlan, ids: list[Tensor], used: list[Tensor], out: Buffers) -> None:
     """Move the used ids together; the others go to one slot past the end, so that no shape depends on the data."""
     targets = []
     for used_BI, offsets_B in zip(used, out.offsets_FB1[:-1].view(plan.features, -1)):
@@ -115,12 +115,12 @@ def _pack(plan: Plan, ids: list[Tensor], used: list[Tensor], out: Buffers) -> No
     out.values_V.copy_(packed[:-1])
 
 
-def _logits(plan: Plan, dense_BD: Tensor, scores_FB: Tensor, counts_FB: Tensor) -> Tensor:
+def _logits(plan: DrawPlan, dense_BD: Tensor, scores_FB: Tensor, counts_FB: Tensor) -> Tensor:
     bags_FB = scores_FB.float() * 2.0**-23 / counts_FB.float().sqrt()
     return (dense_BD * plan.weights_D).sum(1) + bags_FB.sum(0)
 
 
-def _gaussian(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
+def _gaussian(plan: DrawPlan, feature: int, words_BI: Tensor) -> Tensor:
     """Box-Muller: one half of the word gives the radius, the other the angle."""
     high_BI, low_BI = (words_BI >> 16) & 0xFFFF, words_BI & 0xFFFF
     radius_BI = (((high_BI.double() + 0.5) * 2.0**-16).log() * -2.0).sqrt()
@@ -129,7 +129,7 @@ def _gaussian(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
     return place_BI.clamp_(0, plan.rows[feature] - 1)
 
 
-def _zipf(plan: Plan, feature: int, words_BI: Tensor) -> Tensor:
+def _zipf(plan: DrawPlan, feature: int, words_BI: Tensor) -> Tensor:
     """Invert the integral of x^-exponent over [1/2, rows + 1/2); x, rounded, is a rank from 1 on.
 
     The cell of rank k approximates k^-exponent by the midpoint rule: for exponents near 1 about 12 % too much for the

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..operators import operator
-from . import DENSE_SCALE, Buffers, Plan
+from . import DENSE_SCALE, Buffers, DrawPlan
 
 ELEMENTS = 1024
 """Words that a program computes at a time: 8 for each of the 128 threads."""
@@ -180,7 +180,7 @@ def _draw_samples(
 
 
 @operator("draw")
-def draw(plan: Plan, index_1: Tensor, out: Buffers) -> None:
+def draw(plan: DrawPlan, index_1: Tensor, out: Buffers) -> None:
     """Fill the buffers with the batch whose number the tensor holds; the host does not wait."""
     samples, places = plan.samples, (plan.begin, plan.step)
     scores_FB = torch.empty(plan.features * samples, device=index_1.device)

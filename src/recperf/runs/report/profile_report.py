@@ -16,7 +16,7 @@ from ...measure.peaks.records import Peaks
 from ...measure.profile_records import (
     Collective,
     Communication,
-    Embeddings,
+    EmbeddingShare,
     Idle,
     Kernels,
     Profile,
@@ -295,7 +295,7 @@ def transfers(transfers: list[Transfer]) -> list[Block]:
     return [table]
 
 
-def embeddings(embeddings: Embeddings) -> list[Block]:
+def embeddings(embeddings: EmbeddingShare) -> list[Block]:
     sentence = (
         f"{fmt.count(embeddings.lookups)} lookups per step read {fmt.count(embeddings.unique)} distinct rows "
         f"({fmt.percent(embeddings.unique_ratio, 1)})."

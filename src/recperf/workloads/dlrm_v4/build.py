@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...data.yambda.loader import StreamOrder
 from ...distributed.ranks import current
-from ...distributed.shares import Scores
+from ...distributed.shares import SharedScores
 from ...execution.submission import Submission, micro_batch
 from ...execution.tables import placed_tables, table_share
 from ...execution.workload import Predictions, Prepared
@@ -246,7 +246,7 @@ class HistoryTrial:
     def _scored(self, windows: range) -> tuple[Tensor, Tensor]:
         """Logits and labels of all anchors of windows."""
         self.model.eval()
-        inputs, scores = self.inputs(self.prepared.valid_order(windows)), Scores(current())
+        inputs, scores = self.inputs(self.prepared.valid_order(windows)), SharedScores(current())
         for number, batch in enumerate(inputs.loader()):
             poll()
             own = inputs.inputs(batch)
