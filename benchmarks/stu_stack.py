@@ -30,7 +30,7 @@ from _hstu_peer import STACK_REFERENCE, jagged_lengths, offsets_of, on_the_gpu
 from _rows import record, row, show
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.models.dlrm_v4.cost import stack_flops
-from recperf.models.dlrm_v4.hstu import HSTU, STU, Moment, Rows
+from recperf.models.dlrm_v4.hstu import HSTU, STU, DropoutMoment, TokenRows
 
 NAME = "stu_stack"
 SAMPLES, SECONDS = 25, 0.2
@@ -86,7 +86,7 @@ class Side:
     def __init__(self, config: HSTUConfig, lengths_B: Tensor, device: torch.device) -> None:
         self.config, self.lengths = config, lengths_B.tolist()
         longest = max(self.lengths)
-        self.rows = Rows(offsets_of(lengths_B, device), longest, longest)
+        self.rows = TokenRows(offsets_of(lengths_B, device), longest, longest)
         self.model = HSTU(config)
         self.model.reset(SEED, "stack")
         self.model.to(device)
@@ -98,7 +98,7 @@ class Side:
 
     def step(self) -> tuple[Tensor, ...]:
         """Gradients of the input and of every weight."""
-        moment = Moment(SEED, 1)
+        moment = DropoutMoment(SEED, 1)
         if self.config.candidate_only:
             out = self.model(self.x_TD, self.rows, moment)
         else:

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
-from recperf.ops.history import Crosses, Events, Picked, Room, Rule, native, reference
+from recperf.ops.history import Crosses, Events, HistoryArrays, Picked, Rule, native, reference
 from recperf.ops.history.reference import POOLS
 
 BODIES = [
@@ -45,10 +45,10 @@ def kinds_with(events: int, shares: tuple[float, ...], seed: int = 0) -> NDArray
     return np.asarray(pools | draw.integers(0, 32, events).astype(np.uint8) << 3, np.uint8)
 
 
-def filled(body: Any, store: Events, begin_B: NDArray[np.int64], picked: Picked) -> Room:
+def filled(body: Any, store: Events, begin_B: NDArray[np.int64], picked: Picked) -> HistoryArrays:
     """Into rooms full of what no event holds, so that a place left out shows."""
     total = len(picked.places_T)
-    room = Room(
+    room = HistoryArrays(
         items_T=np.full(total, -7, np.int32),
         artists_T=np.full(total, -7, np.int32),
         albums_T=np.full(total, -7, np.int32),

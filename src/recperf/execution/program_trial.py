@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import MachineError
 from ..files import plain_json
-from ..measure.clocks import Moment, spread
+from ..measure.clocks import ClockReading, spread
 from ..measure.fixes import Fix
 from ..measure.observing import ENDLESS, Observer
 from ..measure.records import Advice
@@ -239,7 +239,7 @@ class _StepClock(Observer):
         super().__init__(knees=lambda device: (0, 0))
         self._compiles = compiles
 
-    def _after_warm(self, spent: Moment) -> None:
+    def _after_warm(self, spent: ClockReading) -> None:
         if self._compiles and self.model is not None:
             self._compiles = False
             self.model.compile(mode="reduce-overhead" if self.cuda else "default")

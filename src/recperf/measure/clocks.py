@@ -50,7 +50,7 @@ class Counts:
         return cls(1, max(2, min(MOST_PLAIN, fitting // 2)), max(1, min(TRACED, fitting // 3)), 2 + (fitting >= 16))
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     wall: int
     cpu: int
     waiting: int
@@ -58,11 +58,11 @@ class Moment(NamedTuple):
     process: int
     """CPU time of all threads of the process."""
 
-    def since(self, before: Moment) -> Moment:
-        return Moment(*(now - then for now, then in zip(self, before, strict=True)))
+    def since(self, before: ClockReading) -> ClockReading:
+        return ClockReading(*(now - then for now, then in zip(self, before, strict=True)))
 
-    def plus(self, other: Moment) -> Moment:
-        return Moment(*(one + more for one, more in zip(self, other, strict=True)))
+    def plus(self, other: ClockReading) -> ClockReading:
+        return ClockReading(*(one + more for one, more in zip(self, other, strict=True)))
 
     @property
     def off(self) -> int:
@@ -71,10 +71,10 @@ class Moment(NamedTuple):
 
 
 class TimedStep(NamedTuple):
-    whole: Moment
-    input: Moment
+    whole: ClockReading
+    input: ClockReading
     """Its wait for input."""
-    ranks: Moment
+    ranks: ClockReading
     """Its waits for other ranks."""
 
 
@@ -89,14 +89,14 @@ class ThreadClock:
         self.tells_waiting = self._file is not None
         """Whether the system tells how long the thread waited for a core."""
 
-    def now(self) -> Moment:
+    def now(self) -> ClockReading:
         waiting = 0
         if self._file is not None:
             try:
                 waiting = int(os.pread(self._file, 96, 0).split()[1])
             except (OSError, IndexError, ValueError):
                 waiting = 0
-        return Moment(perf_counter_ns(), thread_time_ns(), waiting, process_time_ns())
+        return ClockReading(perf_counter_ns(), thread_time_ns(), waiting, process_time_ns())
 
     def close(self) -> None:
         if self._file is not None:
@@ -110,7 +110,7 @@ class SpanRanges:
     def __init__(self, observer: Any) -> None:
         # An Observer, whose module imports this one.
         self._observer = observer
-        self._open: list[tuple[str, Any, Moment | None]] = []
+        self._open: list[tuple[str, Any, ClockReading | None]] = []
         self._waiting = False
 
     @property
@@ -170,7 +170,7 @@ def cuda_used() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
-class Blocks:
+class GpuStretches:
     """Stretches of steps on a GPU between two synchronised moments: several steps each, since the host runs ahead into
     the next one. `count` is the number of steps so far."""
 

@@ -23,9 +23,9 @@ from ..ops.operators import fast_range, hear_calls, recorded
 from .clocks import (
     MOST_PLAIN,
     TRACED,
-    Blocks,
+    ClockReading,
     Counts,
-    Moment,
+    GpuStretches,
     SpanRanges,
     ThreadClock,
     TimedStep,
@@ -94,8 +94,8 @@ class Observer:
         self._thread = get_ident()
         self.cuda = cuda_used()
         self.plain: list[TimedStep] = []
-        self.blocks = Blocks()
-        self.traced: list[Moment] = []
+        self.blocks = GpuStretches()
+        self.traced: list[ClockReading] = []
         """Traced steps without waits for input and for other ranks."""
         self.counter: Counter | None = None
         self.recording: Recording | None = None
@@ -140,7 +140,7 @@ class Observer:
             self.waiting = ""
         self.waited(before)
 
-    def waited(self, since: Moment, *, for_ranks: bool = False) -> None:
+    def waited(self, since: ClockReading, *, for_ranks: bool = False) -> None:
         """Add a wait for input, or for other ranks, to the current step."""
         spent = self.clock.now().since(since)
         if for_ranks:
@@ -209,7 +209,7 @@ class Observer:
             self._spans = None
         self.state = "done"
 
-    def _after_warm(self, spent: Moment) -> None:
+    def _after_warm(self, spent: ClockReading) -> None:
         usual = FEW_WARM_UPS if self.hurries else WARM_UPS
         if self._in_state < (self.counts.warm if self.counts else usual):
             return
@@ -226,7 +226,7 @@ class Observer:
         self.blocks.active = self.cuda
         self.blocks.open(len(self.plain))
 
-    def _after_plain(self, spent: Moment) -> None:
+    def _after_plain(self, spent: ClockReading) -> None:
         self.plain.append(TimedStep(spent, self._input, self._ranks))
         self.sampler.end_step(keep=True)
         count = len(self.plain)
@@ -249,7 +249,7 @@ class Observer:
             else:
                 self._start_trace()
 
-    def _after_traced(self, spent: Moment) -> None:
+    def _after_traced(self, spent: ClockReading) -> None:
         self._step_range.__exit__(None, None, None)
         if self._in_state > self._unnamed:
             self.traced.append(spent.since(self._input.plus(self._ranks)))
@@ -262,7 +262,7 @@ class Observer:
         else:
             self._open_range()
 
-    def _after_counted(self, spent: Moment) -> None:
+    def _after_counted(self, spent: ClockReading) -> None:
         assert self.counter is not None
         enough = self._in_state >= (FEW_COUNTED if self.few else COUNTED)
         enough = enough or (self._in_state >= 2 and spent.wall > 5e9)
@@ -275,14 +275,14 @@ class Observer:
             elif self.hurries:
                 # Few steps were timed before the trace.
                 self._before_trace = (self.plain, self.blocks.times)
-                self.plain, self.blocks, self._plain_ns = [], Blocks(), 0
+                self.plain, self.blocks, self._plain_ns = [], GpuStretches(), 0
                 self._start_plain()
             else:
                 self._enter("done")
         else:
             self.counter.begin_step()
 
-    def _after_watching(self, spent: Moment) -> None:
+    def _after_watching(self, spent: ClockReading) -> None:
         """Clocks only, to the end of the loop; the latest steps count."""
         self.plain.append(TimedStep(spent, self._input, self._ranks))
         if len(self.plain) > 2 * MOST_PLAIN:
@@ -391,5 +391,5 @@ class Observer:
         counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-_ZERO = Moment(0, 0, 0, 0)
+_ZERO = ClockReading(0, 0, 0, 0)
 _INPUT_RANGE = {"traced": lambda: fast_range(f"{PART}data"), "counted": _disable_current_modes}

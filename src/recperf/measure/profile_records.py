@@ -14,7 +14,7 @@ class Missing(Struct):
     missing: str
 
 
-class Section(Struct, omit_defaults=True, kw_only=True):
+class ProfileSection(Struct, omit_defaults=True, kw_only=True):
     """A section of a profile that may be missing, with the reason: then nothing else is in it."""
 
     missing: str | None = None
@@ -36,7 +36,7 @@ class SmallKernels(Struct, frozen=True):
     total_ms: Number
 
 
-class Kernels(Section):
+class Kernels(ProfileSection):
     """The kernels of traced steps, per step."""
 
     rows: list[KernelTime] = []
@@ -55,7 +55,7 @@ class Sync(Struct):
     ms: Number
 
 
-class Idle(Section):
+class Idle(ProfileSection):
     """The device in traced steps, per step; the causes sum to the idle time."""
 
     wall_ms: Number = 0.0
@@ -130,7 +130,7 @@ class Collective(Struct, omit_defaults=True, kw_only=True):
     """The rank for which the others waited longest."""
 
 
-class Communication(Section):
+class Communication(ProfileSection):
     """What ranks wait for, in ms per step."""
 
     ranks: int = 1

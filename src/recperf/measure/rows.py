@@ -26,7 +26,7 @@ from .records import (
     PlaceTime,
     Sampling,
 )
-from .timeline import COUNTED, GRAPH, NODE, WAITING, Call, StepTimes
+from .timeline import COUNTED, GRAPH, NODE, WAITING, OperatorCall, StepTimes
 from .trace.nesting import NONE, Nesting, TracedSteps, between
 from .trace.read import Host, Trace, summed
 from .trace.regions import TraceStacks
@@ -89,7 +89,7 @@ def unknown_work(operators: list[Operator]) -> list[str]:
     return [f"the work of {count} is not known: {listed} ({time_text(sum(map(unknown.__getitem__, names)))})"]
 
 
-def _place(calls: Iterable[Call]) -> Place | None:
+def _place(calls: Iterable[OperatorCall]) -> Place | None:
     """The place with most of the calls' time."""
     times = summed((call.place, call.us) for call in calls if call.place is not None)
     return max(times, key=lambda place: times[place], default=None)
@@ -108,9 +108,9 @@ def clip(times: StepTimes) -> float:
     return cut
 
 
-def _groups(times: StepTimes, fused: dict[int, CallWork]) -> dict[tuple[Any, ...], list[tuple[Call, Any]]]:
+def _groups(times: StepTimes, fused: dict[int, CallWork]) -> dict[tuple[Any, ...], list[tuple[OperatorCall, Any]]]:
     """Calls of equal name, part and size of work."""
-    groups: defaultdict[tuple[Any, ...], list[tuple[Call, Any]]] = defaultdict(list)
+    groups: defaultdict[tuple[Any, ...], list[tuple[OperatorCall, Any]]] = defaultdict(list)
     for call in times.calls:
         work = call.work or fused.get(id(call))
         sizes = (int(getattr(work, name, 0)).bit_length() for name in ("flops", "bytes", "beyond", "rows"))
@@ -137,7 +137,9 @@ def _fused(times: StepTimes, works: list[CallWork]) -> dict[int, CallWork]:
     return result
 
 
-def name_places(nesting: Nesting, calls: list[Call], own: Callable[[Call, Host], tuple[Place | None, bool]]) -> None:
+def name_places(
+    nesting: Nesting, calls: list[OperatorCall], own: Callable[[OperatorCall, Host], tuple[Place | None, bool]]
+) -> None:
     """Set the places of calls. `own` returns the place from which a call was made, and whether only autograd's backward
     pass is inside it: then its operators belong to the lines whose forward pass recorded them."""
     events = nesting.events
@@ -188,12 +190,12 @@ def _shares(times: Iterable[tuple[str, Place | None, float]]) -> list[PlaceShare
     ]
 
 
-def observer_places(observer: Any) -> Callable[[Call, Host], tuple[Place | None, bool]]:
+def observer_places(observer: Any) -> Callable[[OperatorCall, Host], tuple[Place | None, bool]]:
     """A function that returns the place of a call of an Observer's counted step, and whether it is in a backward
     pass."""
     around = _around(observer)
 
-    def own(call: Call, event: Host) -> tuple[Place | None, bool]:
+    def own(call: OperatorCall, event: Host) -> tuple[Place | None, bool]:
         positions = call.work.stack if call.work else ()
         backward = call.work is not None and positions[:1] in ((), (BACKWARD,))
         return place_in(observer.stacks.stack(positions), around), backward
@@ -224,7 +226,7 @@ def sampled_places(observer: Any) -> tuple[list[PlaceShare], NativeCode, Samplin
     )
 
 
-def trace_places(trace: Trace, nesting: Nesting, window: TracedSteps, calls: list[Call]) -> list[PlaceShare]:
+def trace_places(trace: Trace, nesting: Nesting, window: TracedSteps, calls: list[OperatorCall]) -> list[PlaceShare]:
     """Set the places of the calls of a trace, and return those of the time outside of operators, where it has Python
     stacks. On a device that is the time in which it is idle."""
     if not trace.python:

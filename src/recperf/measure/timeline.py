@@ -43,7 +43,7 @@ SLICES = 200
 
 
 @dataclass(slots=True)
-class Call:
+class OperatorCall:
     """An operator in a traced step with the time it took itself."""
 
     name: str
@@ -70,7 +70,7 @@ class StepTimes:
     """Times of all traced steps in us."""
 
     steps: int
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperatorCall] = field(default_factory=list)
     outside_us: float = 0.0
     """Time of the steps' thread outside of operators and of all waits that are known from the trace."""
     long_us: float = 0.0
@@ -84,11 +84,11 @@ class StepTimes:
     """Time in which only collectives ran."""
     blocked_us: float = 0.0
     """Time in functions that wait, in a trace with stacks."""
-    host: list[Call] = field(default_factory=list)
+    host: list[OperatorCall] = field(default_factory=list)
     """The calls with the times of the host, where `calls` has those of a device."""
-    by_origin: dict[int, Call] = field(default_factory=dict)
+    by_origin: dict[int, OperatorCall] = field(default_factory=dict)
     """The call that device work belongs to, by the event that launched it."""
-    by_kernel: dict[str, Call] = field(default_factory=dict)
+    by_kernel: dict[str, OperatorCall] = field(default_factory=dict)
     """The same for kernels of CUDA graphs, by their name."""
 
     def on_device(self, nesting: Nesting, device: DeviceTimes, graph_works: dict[str, CallWork]) -> None:
@@ -99,12 +99,12 @@ class StepTimes:
         """
         owner = nearest_call(nesting, self.calls)
         us: defaultdict[int, float] = defaultdict(float)
-        extra: list[Call] = []
+        extra: list[OperatorCall] = []
         for origin, (time, kernels) in device.by_origin.items():
             call = owner(origin)
             if call is None:
                 name = nesting.events[origin].name if origin != NONE else "(launched by no operator of the steps)"
-                call = Call(name, None, 0.0, None, False, NONE)
+                call = OperatorCall(name, None, 0.0, None, False, NONE)
                 extra.append(call)
             us[id(call)] += time
             call.kernels += kernels
@@ -112,7 +112,7 @@ class StepTimes:
         for name, (time, kernels) in device.graph.items():
             work = graph_works.get(name)
             whole = work and replace(work, **{figure: kernels * getattr(work, figure) for figure in COUNTED})
-            extra.append(Call(name, GRAPH, 0.0, whole, False, NONE, kernels))
+            extra.append(OperatorCall(name, GRAPH, 0.0, whole, False, NONE, kernels))
             us[id(extra[-1])] = time
             self.by_kernel[name] = extra[-1]
         self.host = self.calls
@@ -121,11 +121,11 @@ class StepTimes:
             call.us = us[id(call)]
 
 
-def nearest_call(nesting: Nesting, calls: list[Call]) -> Callable[[int], Call | None]:
+def nearest_call(nesting: Nesting, calls: list[OperatorCall]) -> Callable[[int], OperatorCall | None]:
     """A function from an event to the nearest call at or above it."""
     by_event = {call.index: call for call in calls}
 
-    def owner(index: int) -> Call | None:
+    def owner(index: int) -> OperatorCall | None:
         while index != NONE and index not in by_event:
             index = nesting.parent[index]
         return by_event.get(index) if index != NONE else None
@@ -148,9 +148,9 @@ def step_times(
     """
     times = StepTimes(window.count)
     events, parent = nesting.events, nesting.parent
-    owner: dict[int, Call] = {}
+    owner: dict[int, OperatorCall] = {}
     top: list[tuple[float, float]] = []
-    beside: list[Call] = []
+    beside: list[OperatorCall] = []
     for index in sorted(range(len(events)), key=lambda index: events[index].start):
         event = events[index]
         if event.kind != "op" or not window.holds(event.start):
@@ -165,7 +165,7 @@ def step_times(
             outer.us -= event_us
             owner[index] = outer
             continue
-        call = owner[index] = Call(event.name, part_of(index), length, work, above == NONE, index)
+        call = owner[index] = OperatorCall(event.name, part_of(index), length, work, above == NONE, index)
         times.calls.append(call)
         if outer is not None:
             outer.us -= length + event_us
@@ -186,7 +186,7 @@ def _outside(
     nesting: Nesting,
     window: TracedSteps,
     top: list[tuple[float, float]],
-    beside: list[Call],
+    beside: list[OperatorCall],
     event_us: float,
 ) -> None:
     """Time outside of the operators of the steps' thread: for what it waited meanwhile, where that is known."""
@@ -291,7 +291,7 @@ def _calls(nesting: Nesting, window: TracedSteps, times: StepTimes, rows: dict[i
     """Everything that the trace shows, in the time of the trace."""
     events = nesting.events
 
-    def row(call: Call | None) -> int | None:
+    def row(call: OperatorCall | None) -> int | None:
         return rows.get(id(call.row)) if call else None
 
     for start, stop in nesting.inputs:

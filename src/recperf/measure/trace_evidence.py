@@ -22,7 +22,7 @@ from .peaks.records import Peaks
 from .program_facts import facts_of_rows
 from .records import Attribution, Observed, Verdict
 from .rows import operator_rows, trace_places, unknown_work
-from .timeline import Call, step_times, traced_step
+from .timeline import OperatorCall, step_times, traced_step
 from .trace.analyse import analyse, device_name, facts_of, read_one, steps_of
 from .trace.idle import collectives, device_times, lateness, transfers
 from .trace.nesting import NONE, Nesting, TracedSteps, spread
@@ -168,7 +168,7 @@ class _Works:
             )
         return self._known[id(work), tf32]
 
-    def add_fresh(self, calls: Iterable[Call]) -> None:
+    def add_fresh(self, calls: Iterable[OperatorCall]) -> None:
         """Find the calls that write into new memory: they allocate it, and take as long as that costs."""
         for call in calls:
             written = call.work.written if call.work and self._ceilings else 0

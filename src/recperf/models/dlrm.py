@@ -26,7 +26,7 @@ from ..ops.mlp.reference import End
 from .config import DLRMConfig
 from .embeddings import Embeddings, StackedTables
 from .init import normal_
-from .mlp import MLP, Arithmetic, Loss, add_gradient
+from .mlp import MLP, Arithmetic, ClickLoss, add_gradient
 
 
 class Interaction(nn.Module, ABC):
@@ -170,7 +170,7 @@ class DLRM(nn.Module):
         seed: int = 0,
         embeddings: Embeddings | None = None,
         interaction: Interaction | None = None,
-        loss: Loss | None = None,
+        loss: ClickLoss | None = None,
         arithmetic: Arithmetic | None = None,
     ) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class DLRM(nn.Module):
         self.embeddings: Embeddings = embeddings or StackedTables(config.features, config.rows, config.dim)
         self.interaction: Interaction = interaction or make_interaction(config)
         self.top = MLP(config.top_widths, last_relu=False)
-        self.criterion = loss or Loss()
+        self.criterion = loss or ClickLoss()
         self.arithmetic = arithmetic or Arithmetic()
         if isinstance(self.interaction, Dot):
             self.interaction.width = self.arithmetic.width(config.interaction_width)

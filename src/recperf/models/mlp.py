@@ -90,7 +90,7 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Loss:
+class ClickLoss:
     """The mean over samples of the binary cross entropy of logits, which keeps the gradient of large ones, or of the
     squared error of the probability, the default of the public DLRM. A kernel that computes it too reads the fields."""
 
@@ -118,9 +118,9 @@ class Loss:
         return torch.where(labels_B > 0.5, positive, negative).to(labels_B.dtype)
 
 
-def make_loss(name: str, weights: tuple[float, float] = EQUAL) -> Loss:
+def make_loss(name: str, weights: tuple[float, float] = EQUAL) -> ClickLoss:
     """Create a loss by name; `weights` of negatives and positives apply to wbce."""
-    return Loss("mse" if name == "mse" else "bce", weights if name == "wbce" else EQUAL)
+    return ClickLoss("mse" if name == "mse" else "bce", weights if name == "wbce" else EQUAL)
 
 
 class Arithmetic:
@@ -136,15 +136,15 @@ class Arithmetic:
         """Prepare for a step, before its first layer; returns the input of the first MLP as it is to be passed on."""
         return x_BI
 
-    def ends(self, mlp: MLP, loss: Loss | None) -> bool:
+    def ends(self, mlp: MLP, loss: ClickLoss | None) -> bool:
         """Whether one kernel computes the last layer, its loss and their gradients: `end`, not `forward`."""
         return False
 
-    def end(self, mlp: MLP, activations: list[Tensor], loss: Loss, labels_B: Tensor) -> End | None:
+    def end(self, mlp: MLP, activations: list[Tensor], loss: ClickLoss, labels_B: Tensor) -> End | None:
         """The last layer with its loss and their gradients, if one kernel computes them."""
         return None
 
-    def forward(self, mlp: MLP, x_BI: Tensor, *, loss: Loss | None = None) -> list[Tensor]:
+    def forward(self, mlp: MLP, x_BI: Tensor, *, loss: ClickLoss | None = None) -> list[Tensor]:
         """Return the input and every layer's output; if `loss` follows, perhaps without the last layer's."""
         activations, parameters = [x_BI], mlp.flat
         last = len(parameters) - 2
@@ -260,13 +260,13 @@ class FastArithmetic(Arithmetic):
             turned = torch.zeros(shape[::-1], device=parameter.device)
         return copied, turned
 
-    def ends(self, mlp: MLP, loss: Loss | None) -> bool:
+    def ends(self, mlp: MLP, loss: ClickLoss | None) -> bool:
         if self.last is None or loss is None or mlp.last_relu or len(mlp.layers) < 2:
             return False
         outputs, inputs = mlp.flat[-2].shape
         return outputs == 1 and inputs <= WIDEST
 
-    def end(self, mlp: MLP, activations: list[Tensor], loss: Loss, labels_B: Tensor) -> End | None:
+    def end(self, mlp: MLP, activations: list[Tensor], loss: ClickLoss, labels_B: Tensor) -> End | None:
         if not self.ends(mlp, loss):
             return None
         assert self.last is not None
@@ -274,7 +274,7 @@ class FastArithmetic(Arithmetic):
         end: End = self.last.forward_backward(activations[-1], weight_1N, bias_1, labels_B, loss.kind, loss.weights)
         return end
 
-    def forward(self, mlp: MLP, x_BI: Tensor, *, loss: Loss | None = None) -> list[Tensor]:
+    def forward(self, mlp: MLP, x_BI: Tensor, *, loss: ClickLoss | None = None) -> list[Tensor]:
         if mlp is not self._first:
             self.streams.join("copies")
         parameters = self._read[mlp]

@@ -50,7 +50,7 @@ HEADERS = {
 }
 
 
-class Unknown(RecperfError):
+class UnknownRun(RecperfError):
     """A request for what is not in the list."""
 
 
@@ -108,7 +108,7 @@ class Runs:
         """The folder of a run of the list."""
         folder = self.folders().get(name)
         if folder is None:
-            raise Unknown("there is no such page or run")
+            raise UnknownRun("there is no such page or run")
         return folder
 
     def curves(self, name: str) -> dict[str, list[list[float]]]:
@@ -238,7 +238,7 @@ class Handler(BaseHTTPRequestHandler):
             kind, content = self._answer(unquote(address.path), parse_qs(address.query).get("run", []))
         except (RecperfError, OSError) as error:
             lines = error.lines() if isinstance(error, RecperfError) else [f"error: {error}"]
-            status = HTTPStatus.NOT_FOUND if isinstance(error, Unknown) else HTTPStatus.CONFLICT
+            status = HTTPStatus.NOT_FOUND if isinstance(error, UnknownRun) else HTTPStatus.CONFLICT
             return self._send(status, "text/plain", "\n".join(map(fmt.printable, lines)) + "\n")
         self._send(HTTPStatus.OK, kind, content)
 
@@ -259,7 +259,7 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/":
             return "text/html", page.fill("ui.html.j2", folder=str(self.runs.folder.resolve()))
         if len(names) != {"/run": 1, "/compare": 2}.get(path):
-            raise Unknown("there is no such page or run")
+            raise UnknownRun("there is no such page or run")
         return "text/html", self.runs.page(names)
 
     def _send(self, status: HTTPStatus, kind: str, content: str) -> None:

@@ -53,7 +53,7 @@ def untrained(labels_N: NDArray[np.float32], trees: int, is_category: list[bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ColumnSet:
     """A set of columns that gradient boosting may read: of rows to fit, and of rows that choose."""
 
     fitted_NF: NDArray[Any]
@@ -62,7 +62,7 @@ class Choice:
 
 
 def choose(
-    choices: Sequence[Choice], labels_N: NDArray[np.float32], choosing_M: NDArray[np.float32]
+    choices: Sequence[ColumnSet], labels_N: NDArray[np.float32], choosing_M: NDArray[np.float32]
 ) -> tuple[int, int] | None:
     """Which set of columns, with how many trees, predicts the rows that choose with the lowest log loss; None where
     nothing can be fitted."""
@@ -107,7 +107,7 @@ def of_clicks(train: FeatureRows) -> Callable[[FeatureRows], Tensor] | None:
     fitted, choosing = train.at(~chooses_N), train.at(chooses_N)
     options = [list(train.ids), *([[*train.ids, *train.before]] if train.before else [])]
     encoders = [ColumnEncoder(fitted, keys) for keys in options]
-    choices = [Choice(encoder.train_NF, encoder(choosing), encoder.is_category) for encoder in encoders]
+    choices = [ColumnSet(encoder.train_NF, encoder(choosing), encoder.is_category) for encoder in encoders]
     best = choose(choices, fitted.labels_N.numpy(), choosing.labels_N.numpy())
     if best is None:
         return None

@@ -227,7 +227,7 @@ AHEAD = 4
 """Batches that are prepared on the host before they are used."""
 
 
-class Prepared(Protocol):
+class DeviceBatch(Protocol):
     """The input of a step, on a device."""
 
     def record_stream(self, stream: Any) -> None:
@@ -235,7 +235,7 @@ class Prepared(Protocol):
 
 
 Batch = TypeVar("Batch")
-Input = TypeVar("Input", bound=Prepared)
+Input = TypeVar("Input", bound=DeviceBatch)
 
 
 def prefetched(
@@ -318,7 +318,7 @@ class _Stream:
         event.record(self.steps)
         return event
 
-    def join(self, prepared: Prepared, ready: Any, asked: Any) -> None:
+    def join(self, prepared: DeviceBatch, ready: Any, asked: Any) -> None:
         """Let the steps wait for a batch, and its memory for the steps."""
         self.steps.wait_event(ready)
         prepared.record_stream(self.steps)

@@ -222,7 +222,7 @@ class RankDivision(Division):
         return self._divided(recipe, model, dense, inputs.loaded, share, self.settings.device, table_rate=ratio)
 
     def dealt(self, inputs: Any) -> Any:
-        share = Share(inputs.histories, inputs.model, self.world.rank, self.world.size, self.options.balance)
+        share = HistoryShare(inputs.histories, inputs.model, self.world.rank, self.world.size, self.options.balance)
         return DealtOrder(inputs.order, cast(Histories, share), inputs.model, inputs.device, inputs.workers)
 
     def _divided(
@@ -282,7 +282,7 @@ class DealtBatch(HistoryBatch):
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class HistoryShare:
     """Gathers this rank's samples of a batch. Lengths of samples are known without gathering them, so that every rank
     knows what the others take.
 

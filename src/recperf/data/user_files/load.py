@@ -20,7 +20,7 @@ import numpy as np
 
 from ..rows import Table, in_blocks, optional_package, pyarrow
 from .source import BOM, LONGEST_LINE, Source, bad_file, inspect, require_distinct, unreadable
-from .text_rows import NOT_UTF8, BadRows, Block, read_blocks
+from .text_rows import NOT_UTF8, BadRows, TextBlock, read_blocks
 from .values import MISSING, column_types, fetch_row, literal, open_database, stripped
 
 Progress = Callable[[int, int], None]
@@ -115,7 +115,7 @@ def _parts(connection: Any, source: Source, bad: BadRows) -> Iterator[Part]:
     connection.unregister("batch")
 
 
-def _csv_part(connection: Any, source: Source, block: Block, bad: BadRows, number: int) -> str:
+def _csv_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
     # Each block has a file of its own: DuckDB may remember the content of a file by its name.
     folder = Path(fetch_row(connection, "SELECT current_setting('temp_directory')")[0])
     inode, *_ = source.state
@@ -134,7 +134,7 @@ def _csv_part(connection: Any, source: Source, block: Block, bad: BadRows, numbe
     )
 
 
-def _json_part(connection: Any, source: Source, block: Block, bad: BadRows, number: int) -> str:
+def _json_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
     """Values of objects as text; an array of the list role is joined."""
     arrow = pyarrow()
     offsets = np.append(0, block.ends_N).astype(np.int32)
@@ -161,7 +161,7 @@ def _json_part(connection: Any, source: Source, block: Block, bad: BadRows, numb
     return f'(SELECT {", ".join(values)} FROM (SELECT line, "row", {fields} FROM ({rows})) ORDER BY "row")'
 
 
-def _sequence_part(connection: Any, source: Source, block: Block, bad: BadRows, number: int) -> str:
+def _sequence_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
     """Lines of a user and items, separated by whitespace or commas, as a pair of user and item for each item."""
     pairs: list[tuple[str, str]] = []
     for row, line in zip(block.numbers_N.tolist(), block.content.decode().split("\n")):

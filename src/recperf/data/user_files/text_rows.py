@@ -79,7 +79,7 @@ class BadRows:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Block:
+class TextBlock:
     """Rows of a file, without blank and bad ones."""
 
     content: bytes
@@ -96,7 +96,7 @@ class Block:
     """Bytes of the file on disk read so far."""
 
 
-def read_blocks(source: Source, bad: BadRows) -> Generator[Block, None, None]:
+def read_blocks(source: Source, bad: BadRows) -> Generator[TextBlock, None, None]:
     """The rows of a text file after its header; bad ones are left out and recorded."""
     number, rest = 0 if source.has_header else 1, b""
     with open_linked(source.path) as file:
@@ -187,7 +187,7 @@ class _Rows:
             why = "text beside the quotes of a field" if len(wrong) else "a quote without its pair"
             raise bad_file(self.source.path, f"row {row:,} is not valid CSV: {why}", 'write a " within quotes as ""')
 
-    def checked(self, bad: BadRows, bytes_read: int) -> tuple[Block, int]:
+    def checked(self, bad: BadRows, bytes_read: int) -> tuple[TextBlock, int]:
         """The rows without blank and bad ones, and the number of the row after them."""
         content, numbers_N = self.codes.tobytes(), self.numbers_N
         kept_N = self.filled_N & (numbers_N > 0)
@@ -197,7 +197,7 @@ class _Rows:
         lengths_N = np.diff(self.ends_N, prepend=0)
         if not kept_N.all():
             content = self.codes[np.repeat(kept_N, lengths_N)].tobytes()
-        block = Block(
+        block = TextBlock(
             content=content,
             ends_N=np.cumsum(lengths_N[kept_N]),
             numbers_N=numbers_N[kept_N],

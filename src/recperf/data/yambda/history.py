@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import DataError, MachineError
-from ...ops.history import Crosses, Events, Name, Picked, Room, Rule, choose
+from ...ops.history import Crosses, Events, HistoryArrays, Name, Picked, Rule, choose
 from ...ops.history.reference import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
 from .config import HistoryConfig
@@ -103,7 +103,7 @@ class Histories:
             values_V.numpy(), [len(CONTEXT) * batch, len(values_V) - len(CANDIDATE) * batch]
         )
         items_T, artists_T, albums_T = history.reshape(len(HISTORY), total)
-        room = Room(items_T=items_T, artists_T=artists_T, albums_T=albums_T, times_T=times_T.numpy())
+        room = HistoryArrays(items_T=items_T, artists_T=artists_T, albums_T=albums_T, times_T=times_T.numpy())
         try:
             self._body.fill(self._events, begin_B, picked, room)
         except DataError as error:

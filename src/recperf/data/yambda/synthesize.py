@@ -32,8 +32,8 @@ from .writer import EventRows, StoreWriter, finished
 from .yambda_like import (
     NAME,
     ODD,
-    Catalogue,
     Ints,
+    SongCatalogue,
     Words,
     YambdaLike,
     bits,
@@ -188,7 +188,9 @@ class Generator:
 class _Sessions:
     """When the users of a block listen, and which genres they like then."""
 
-    def __init__(self, config: YambdaLike, catalogue: Catalogue, keys_U: Words, first_U: Ints, draws_L: Words) -> None:
+    def __init__(
+        self, config: YambdaLike, catalogue: SongCatalogue, keys_U: Words, first_U: Ints, draws_L: Words
+    ) -> None:
         opens_L = bits(draws_L, 8, 12) < 4096 // _SESSION_LISTENS
         opens_L[first_U] = True
         self.first_S = np.flatnonzero(opens_L)

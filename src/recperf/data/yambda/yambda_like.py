@@ -155,7 +155,7 @@ def scattered(numbers: NDArray[Any], count: int) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
-class Catalogue:
+class SongCatalogue:
     """Songs by artist. Songs, artists and albums are numbered from 0 here; `columns` maps the numbers to ids."""
 
     genres: int
@@ -182,7 +182,7 @@ class Catalogue:
         return catalogue_I2
 
 
-def make_catalogue(config: YambdaLike) -> Catalogue:
+def make_catalogue(config: YambdaLike) -> SongCatalogue:
     count = config.items
     draws = counted(np.arange(count // 3 + 64), key(config.seed, 1))
     ends = np.cumsum(1 + skewed(_ARTIST_MOST, unit(draws, 0, 32), _ARTIST_TAIL))
@@ -192,7 +192,7 @@ def make_catalogue(config: YambdaLike) -> Catalogue:
     opens = bits(words, 0, 16) < parts(_ALBUM_OPENS)
     opens[first_A1[:-1]] = True
     genres = min(config.genres, artists)
-    return Catalogue(
+    return SongCatalogue(
         genres=genres,
         artists_per_genre=artists // genres,
         first_A1=first_A1,

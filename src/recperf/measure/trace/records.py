@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jsonfile import Number, Struct
-from ..profile_records import Collective, Communication, Idle, Kernels, Missing, Section, TracedPart, Transfer
+from ..profile_records import Collective, Communication, Idle, Kernels, Missing, ProfileSection, TracedPart, Transfer
 from ..records import Explanation
 
 
@@ -22,7 +22,7 @@ class Window(Struct):
     """The busiest of them."""
 
 
-class TracedCommunication(Section):
+class TracedCommunication(ProfileSection):
     """The collectives of a trace, per step."""
 
     where: str = "host"

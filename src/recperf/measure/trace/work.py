@@ -34,7 +34,7 @@ _INTEGERS = {"long int", "long", "int"}
 _PRECISION = {"float": "float32", "double": "float64", "c10::half": "float16", "c10::bfloat16": "bfloat16"}
 
 
-class Rows(NamedTuple):
+class AccessedRows(NamedTuple):
     """Random rows of a table that an operator reads or writes."""
 
     number: int
@@ -124,7 +124,7 @@ def traffic(name: str, shapes: TracedShapes | None) -> tuple[int, int] | None:
     return (read, 0) if kind == "reducing" else None
 
 
-def random_rows(name: str, shapes: TracedShapes | None) -> Rows | None:
+def random_rows(name: str, shapes: TracedShapes | None) -> AccessedRows | None:
     """The rows of a table that an operator reads or writes in any order."""
     if shapes is not None and TABLE_BATCHED.match(name):
         return _table_batched(name, shapes)
@@ -139,20 +139,22 @@ def random_rows(name: str, shapes: TracedShapes | None) -> Rows | None:
     if access.table == RESULT:
         # The first input is the gradient; the number of rows is the first number among the inputs.
         table_rows = next((values[0] for values in numbers if values), 0)
-        return Rows(prod(ids), table[-1] * width, table_rows) if table_rows else None
+        return AccessedRows(prod(ids), table[-1] * width, table_rows) if table_rows else None
     if access.unit == "element":
-        return Rows(prod(ids), width, prod(table)) if ids else None
+        return AccessedRows(prod(ids), width, prod(table)) if ids else None
     if access.unit == "listed":
         if not shapes.lists:
             return None
         indexed = max(1, min(len(shapes.lists[0]), len(table)))
-        return Rows(max(prod(dim) for dim in shapes.lists[0]), prod(table[indexed:]) * width, prod(table[:indexed]))
+        return AccessedRows(
+            max(prod(dim) for dim in shapes.lists[0]), prod(table[indexed:]) * width, prod(table[:indexed])
+        )
     along = numbers[1][0] if access.ids == 2 and len(numbers) > 1 and numbers[1] else 0
     table_rows = table[along] if -len(table) <= along < len(table) else 0
-    return Rows(prod(ids), prod(table) // table_rows * width, table_rows) if table_rows else None
+    return AccessedRows(prod(ids), prod(table) // table_rows * width, table_rows) if table_rows else None
 
 
-def _table_batched(name: str, shapes: TracedShapes) -> Rows | None:
+def _table_batched(name: str, shapes: TracedShapes) -> AccessedRows | None:
     """The rows of FBGEMM's operators over many tables, whose arguments a trace has in order but without names: tables,
     vectors that describe them, a number of columns, where rows begin, ids, offsets, and the states of an optimizer."""
     kinds = [kind.lower() if len(dim) == 1 else "" for dim, kind in zip(shapes.dims, shapes.types)]
@@ -171,12 +173,12 @@ def _table_batched(name: str, shapes: TracedShapes) -> Rows | None:
     table_rows = max(1, sum(shapes.dims[table][0] for table in floats if table < vectors[0]) // max(1, columns))
     row_bytes, ids = columns * ELEMENT_BYTES[kinds[floats[0]]], shapes.dims[after[1]][0]
     if not updates:
-        return Rows(ids, row_bytes, table_rows)
+        return AccessedRows(ids, row_bytes, table_rows)
     # The state of a row lies elsewhere: another random row.
     states = [shapes.dims[state][0] / table_rows for state in floats if state > after[2]]
     states = [columns for columns in states if columns > 0.5]
     pieces = 1 + len(states)
-    return Rows(2 * pieces * ids, round((row_bytes + LISTED_BYTES * sum(states)) / pieces), pieces * table_rows)
+    return AccessedRows(2 * pieces * ids, round((row_bytes + LISTED_BYTES * sum(states)) / pieces), pieces * table_rows)
 
 
 def creates(name: str) -> bool:

@@ -30,7 +30,7 @@ RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class TokenRows:
     """The rows that tokens belong to."""
 
     offsets_B1: Tensor
@@ -48,7 +48,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Moment:
+class DropoutMoment:
     """The point in a training at which a forward pass happens; it determines the dropout."""
 
     seed: int = 0
@@ -79,11 +79,11 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LayerCall:
     """The arguments of a layer's forward and backward pass that have no gradient."""
 
     config: HSTUConfig
-    rows: Rows
+    rows: TokenRows
     dropout: Dropout
 
     @property
@@ -135,7 +135,7 @@ class _Layer(torch.autograd.Function):
     """One layer that computes every token."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, call: Call, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, call: LayerCall, *parameters: Tensor) -> Tensor:
         weights = Weights(*parameters)
         uvqk_TF, input_stats, attention_TE = _front(x_TD, weights, call)
         with span("stu_output"):
@@ -179,7 +179,7 @@ class _Layer(torch.autograd.Function):
         return dx_TD, None, *d_input, *d_output
 
 
-def _bias_gradient(call: Call, uvqk_TF: Tensor) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _bias_gradient(call: LayerCall, uvqk_TF: Tensor) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Options of the three backward passes of a layer, with which kernels add up the gradient of the map's bias while
     they write what it is the sum of; none on a CPU."""
     if not uvqk_TF.is_cuda or uvqk_TF.dtype == torch.float64:
@@ -189,7 +189,7 @@ def _bias_gradient(call: Call, uvqk_TF: Tensor) -> tuple[dict[str, Any], dict[st
     return {"sum_E": du_1E[0]}, {"sums": (dq_1HA[0], dk_1HA[0], dv_1HV[0])}, {"dbias_F": dbias_F}
 
 
-def _front(x_TD: Tensor, weights: Weights, call: Call, *, again: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def _front(x_TD: Tensor, weights: Weights, call: LayerCall, *, again: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a layer up to its attention: the buffer, the norm's statistics, the attention's output."""
     with span(RECOMPUTE if again else "stu_input"):
         uvqk_TF, stats = stu_input.forward(x_TD, *weights.norm, weights.uvqk_DF, weights.uvqk_bias_F, EPS)
@@ -203,7 +203,7 @@ class _LastToken(torch.autograd.Function):
     """One layer that computes the last token of each row: keys and values of all tokens, the rest of that one only."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, call: Call, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, call: LayerCall, *parameters: Tensor) -> Tensor:
         weights = Weights(*parameters)
         x_BD = x_TD.index_select(0, call.rows.last_B)
         vk_TM, uq_BM, attention_BE, *stats = _last_front(x_TD, x_BD, weights, call)
@@ -249,7 +249,9 @@ class _LastToken(torch.autograd.Function):
         return dx_TD, None, *d_norm, *d_uvqk, *d_output
 
 
-def _last_front(x_TD: Tensor, x_BD: Tensor, weights: Weights, call: Call, *, again: bool = False) -> tuple[Tensor, ...]:
+def _last_front(
+    x_TD: Tensor, x_BD: Tensor, weights: Weights, call: LayerCall, *, again: bool = False
+) -> tuple[Tensor, ...]:
     """Compute values and keys of all tokens, gates and queries of the last ones, attention, and norm statistics."""
     with span(RECOMPUTE if again else "stu_input"):
         (vk_DM, uq_DM), (vk_M, uq_M) = call.paired(weights.uvqk_DF), call.paired(weights.uvqk_bias_F)
@@ -289,9 +291,9 @@ class STULayer(nn.Module):
         for zero in (self.norm_bias, self.uvqk_bias, self.output_norm_bias):
             nn.init.zeros_(zero)
 
-    def forward(self, x_TD: Tensor, rows: Rows, dropout: Dropout, *, last_only: bool = False) -> Tensor:
+    def forward(self, x_TD: Tensor, rows: TokenRows, dropout: Dropout, *, last_only: bool = False) -> Tensor:
         """Compute the output of every token, or of each row's last one; with `last_only` no row may be empty."""
-        call, function = Call(self.config, rows, dropout), _LastToken if last_only else _Layer
+        call, function = LayerCall(self.config, rows, dropout), _LastToken if last_only else _Layer
         weights = Weights(
             self.norm_weight,
             self.norm_bias,
@@ -318,7 +320,7 @@ class HSTU(nn.Module):
             assert isinstance(layer, STULayer)
             layer.reset(seed, f"{name}.layers.{index}")
 
-    def forward(self, x_TD: Tensor, rows: Rows, moment: Moment) -> Tensor:
+    def forward(self, x_TD: Tensor, rows: TokenRows, moment: DropoutMoment) -> Tensor:
         rate, last = self.config.dropout if self.training else 0.0, len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             dropout = moment.dropout(rate, index, STU, rows.numbers_T)

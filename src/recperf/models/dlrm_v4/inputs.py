@@ -160,7 +160,7 @@ def plain(batch: HistoryBatch, config: DLRMv4Config) -> native.Batch:
 def _prepare_in_c(batch: HistoryBatch, config: DLRMv4Config) -> Inputs:
     """Prepare a whole batch in one call of C, with the result of `prepare_parts`."""
     form, counts, parts = form_of(config), np.zeros(len(config.tables) + 1, np.int64), plain(batch, config)
-    room = native.Room(form, len(batch), parts.times_T.shape[0])
+    room = native.BatchMemory(form, len(batch), parts.times_T.shape[0])
     longest, short = native.arrange(parts, form, room.addresses, counts)
     if not short:
         raise too_long(longest, config)

@@ -19,9 +19,9 @@ from ...measure.spans import span
 from ...ops.assemble import assemble
 from ...ops.layer_norm import layer_norm, swish_layer_norm
 from ..init import normal_, uniform_, xavier_normal_, xavier_uniform_
-from ..mlp import Loss
+from ..mlp import ClickLoss
 from .config import ACTIONS, CANDIDATE_CODE, DLRMv4Config
-from .hstu import HSTU, Moment, Rows
+from .hstu import HSTU, DropoutMoment, TokenRows
 from .inputs import Inputs
 from .stages import Run, StagedLoss, Stages, spanned
 from .tables import DLRMv4Tables
@@ -112,7 +112,7 @@ class DLRMv4(nn.Module):
     ) -> None:
         """`tables` replaces the default ones, as for tables that several processes share."""
         super().__init__()
-        self.config, self.moment = config, Moment(seed)
+        self.config, self.moment = config, DropoutMoment(seed)
         dim, table = config.dim, config.table_dim
         self.tables = DLRMv4Tables(config, seed=seed, device=device) if tables is None else tables
         self.context_weight = nn.Parameter(torch.zeros(config.context_tokens, table, dim))
@@ -167,7 +167,7 @@ class DLRMv4(nn.Module):
 
     def set_step(self, seed: int, step: int, part: int = 0) -> None:
         """Set the dropout of the next passes, a function of these numbers."""
-        self.moment = Moment(seed, step, part)
+        self.moment = DropoutMoment(seed, step, part)
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Compute the logits, one per sample."""
@@ -182,7 +182,7 @@ class DLRMv4(nn.Module):
         return StagedLoss(stages, value, logits_B.detach())
 
     def criterion(self, logits_B: Tensor, inputs: Inputs) -> Tensor:
-        return self.config.loss_scale * Loss().value(logits_B, inputs.labels_B.to(logits_B.dtype))
+        return self.config.loss_scale * ClickLoss().value(logits_B, inputs.labels_B.to(logits_B.dtype))
 
     def logits(self, inputs: Inputs, run: Run) -> Tensor:
         """Compute the whole model; `run` calls each part with the name of its span."""
@@ -197,7 +197,7 @@ class DLRMv4(nn.Module):
         )
         context_BCD = run("context", self.contextual, *context)
         tokens_TD = run("position_time", lambda *parts: self.tokens(inputs, *parts), context_BCD, entity_ND, action_ND)
-        layout = Rows(inputs.offsets_B1, inputs.longest, inputs.whole_longest, inputs.numbers_T)
+        layout = TokenRows(inputs.offsets_B1, inputs.longest, inputs.whole_longest, inputs.numbers_T)
         # The layers set their own spans.
         last_BD = run("", lambda x_TD: self.hstu(x_TD, layout, moment), tokens_TD)
         user_BD = run("postprocessor", lambda x_BD: self.user(x_BD, inputs.query_times_B), last_BD)

@@ -128,7 +128,7 @@ def arrange(
     return longest.value, fault != _TOO_LONG
 
 
-class Room:
+class BatchMemory:
     """Memory for the arrays of a batch; those of one type lie one behind the other."""
 
     def __init__(self, form: Form, samples: int, events: int) -> None:

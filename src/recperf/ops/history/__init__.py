@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 
 from .. import choice
-from .reference import Crosses, Events, Picked, Room, Rule
+from .reference import Crosses, Events, HistoryArrays, Picked, Rule
 
 Name = Literal["auto", "reference", "native"]
 
-__all__ = ["Crosses", "Events", "Name", "Picked", "Room", "Rule", "choose"]
+__all__ = ["Crosses", "Events", "HistoryArrays", "Name", "Picked", "Rule", "choose"]
 
 
 def choose(name: Name) -> tuple[ModuleType, str]:

@@ -15,7 +15,7 @@ from ...errors import ArgumentError, DataError
 from ..arguments import ANY, address
 from ..compile import I64, POINTER, native_library, usable
 from ..operators import operator
-from .reference import LARGE_ID, Crosses, Events, Picked, Room, Rule, unknown_item
+from .reference import LARGE_ID, Crosses, Events, HistoryArrays, Picked, Rule, unknown_item
 
 _UNKNOWN_ITEM, _UNKNOWN_PLACE = 1, 3
 """What `fill` of native.c returns for an item outside the catalogue and an event outside the columns; 2: a large id."""
@@ -86,7 +86,7 @@ def lengths(events: Events, begin_B: Positions, positions_B: Positions, rule: Ru
 
 
 @operator("fill_history", reads=lambda *_: ())
-def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None:
+def fill(events: Events, begin_B: Positions, picked: Picked, room: HistoryArrays) -> None:
     """Write the items, artists, albums and times of the picked events."""
     samples, total = len(begin_B), len(picked.places_T)
     begin, _ = _ranges(events, begin_B, begin_B)

@@ -80,7 +80,7 @@ class Picked:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Room:
+class HistoryArrays:
     """The arrays that `fill` writes."""
 
     items_T: NDArray[np.int32]
@@ -175,7 +175,7 @@ def _from_the_end(hits_RW: NDArray[np.bool_]) -> NDArray[np.int32]:
     return np.cumsum(hits_RW[:, ::-1], axis=1, dtype=np.int32)[:, ::-1]
 
 
-def fill(events: Events, begin_B: Positions, picked: Picked, room: Room) -> None:
+def fill(events: Events, begin_B: Positions, picked: Picked, room: HistoryArrays) -> None:
     """Write the items, artists, albums and times of the picked events."""
     positions_T = np.repeat(begin_B, np.diff(picked.offsets_B1)) + picked.places_T
     items_T = events.items_E[positions_T].astype(np.int64)

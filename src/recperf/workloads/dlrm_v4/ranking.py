@@ -257,7 +257,8 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     if not 0 < stop < len(newest_M):
         return None
     choices = [
-        baselines.Choice(newest_MF[:stop, which], newest_MF[stop:, which], _at(is_category, which)) for which in options
+        baselines.ColumnSet(newest_MF[:stop, which], newest_MF[stop:, which], _at(is_category, which))
+        for which in options
     ]
     best = baselines.choose(choices, newest_M[:stop], newest_M[stop:])
     if best is None:

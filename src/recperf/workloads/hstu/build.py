@@ -61,11 +61,11 @@ def read(config: SequencesConfig) -> NextItemData:
 def check(config: HSTUConfig) -> str:
     """Check memory and data without training; the line names the data."""
     require_room(config)
-    facts = Sequences(config).facts()
+    facts = SequenceSource(config).facts()
     return f"{facts['name']}, {facts['rows']:,} events, split {facts['split']}"
 
 
-class Sequences:
+class SequenceSource:
     """The data of a config, whose items must be those of the model."""
 
     def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
@@ -156,7 +156,7 @@ class PreparedSequences(Prepared):
             raise UsageError(what, fix="--ranks 1, or --train.table-optimizer adamw --tables.placement device")
         require_room(config)
         self.config = config
-        self.sequences = Sequences(config, data)
+        self.sequences = SequenceSource(config, data)
         self.data, self.target = self.sequences.facts(), bounds(config)
         self.settings = settings_of(config)
         self.tiers = ALL_ROWS

@@ -28,7 +28,7 @@ from ...models.next_item.model import NextItemHSTU, PaddedHSTU
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ...train.next_item import histories, item_counts, seen_by_default
-from .build import ALL_ROWS, SCORING_BATCH, Sequences, settings_of
+from .build import ALL_ROWS, SCORING_BATCH, SequenceSource, settings_of
 from .config import HSTUConfig, estimate
 
 MEANINGS = {
@@ -41,7 +41,7 @@ Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Histories:
+class ItemHistories:
     """Items of users, the newest last, and their times; `nexts_B` are the times of the requests."""
 
     items: list[Longs]
@@ -49,9 +49,9 @@ class Histories:
     times: list[Longs] | None
     nexts_B: Longs | None
 
-    def __getitem__(self, rows: slice) -> Histories:
+    def __getitem__(self, rows: slice) -> ItemHistories:
         nexts_B = None if self.nexts_B is None else self.nexts_B[rows]
-        return Histories(self.items[rows], self.times and self.times[rows], nexts_B)
+        return ItemHistories(self.items[rows], self.times and self.times[rows], nexts_B)
 
 
 class ServedSequences(Served):
@@ -63,7 +63,7 @@ class ServedSequences(Served):
 
     def __init__(self, config: HSTUConfig) -> None:
         self.config, self.settings = config, settings_of(config)
-        sequences = Sequences(config)
+        sequences = SequenceSource(config)
         self.data, self.data_digest = sequences.data, sequences.facts()["digest"]
         store, numbers_I = self.data.store, np.arange(1, self.data.items + 1) + self.data.padding_id
         if store is None:
@@ -90,7 +90,7 @@ class ServedSequences(Served):
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         raise UsageError("hstu predicts the next item, not a label: it scores no rows", fix="recperf recommend RUN")
 
-    def logits(self, inputs: Histories) -> Tensor:
+    def logits(self, inputs: ItemHistories) -> Tensor:
         raise UsageError("hstu predicts the next item, not a label: it scores no rows", fix="recperf recommend RUN")
 
     def probabilities(self, logits_UI: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class ServedSequences(Served):
         if self.data.times_E is not None:
             times = [self.pace * np.arange(len(one)) for one in items]
             nexts_B = np.array([self.pace * len(one) for one in items])
-        return self._ranked(Histories(items, times, nexts_B), np.array(rows, np.int64), len(histories))
+        return self._ranked(ItemHistories(items, times, nexts_B), np.array(rows, np.int64), len(histories))
 
     @cached_property
     def pace(self) -> int:
@@ -125,7 +125,7 @@ class ServedSequences(Served):
     def vectors_ID(self) -> Tensor:
         return self.model.item_vectors()
 
-    def _stored(self, targets: Targets) -> Histories:
+    def _stored(self, targets: Targets) -> ItemHistories:
         """The events of users before targets; a target after the last event of a user comes at the usual pace."""
         data, length = self.data, self.config.model.max_length
         ends_B = targets.positions_N
@@ -133,13 +133,13 @@ class ServedSequences(Served):
         parts = [slice(begin, end) for begin, end in zip(begins_B.tolist(), ends_B.tolist())]
         items = [data.items_E[part].astype(np.int64) for part in parts]
         if data.times_E is None:
-            return Histories(items, None, None)
+            return ItemHistories(items, None, None)
         within_B = ends_B < data.offsets_U1[targets.users_N + 1]
         event_B = np.minimum(ends_B, len(data.times_E) - 1)
         nexts_B = np.where(within_B, data.times_E[event_B], data.times_E[ends_B - 1] + self.pace)
-        return Histories(items, [data.times_E[part] for part in parts], nexts_B)
+        return ItemHistories(items, [data.times_E[part] for part in parts], nexts_B)
 
-    def _batch(self, part: Histories) -> SequenceBatch:
+    def _batch(self, part: ItemHistories) -> SequenceBatch:
         """Each history with an event after it, whose time is that of the request."""
         lengths_B = torch.tensor([len(one) for one in part.items])
         begins_B = torch.cumsum(lengths_B + 1, 0) - lengths_B - 1
@@ -150,7 +150,7 @@ class ServedSequences(Served):
         events = EventsOnDevice(replace(self.data, items_E=items_E, times_E=times_E), self.settings.device)
         return events.batch(begins_B, lengths_B)
 
-    def _vectors(self, requested: Histories) -> Tensor:
+    def _vectors(self, requested: ItemHistories) -> Tensor:
         """User vectors."""
         vectors = [self.vectors_ID.new_zeros((0, self.config.model.dim))]
         for first in range(0, len(requested.items), self.batch_size):
@@ -158,7 +158,7 @@ class ServedSequences(Served):
             vectors.append(self.model.last(self._batch(requested[first : first + self.batch_size])))
         return torch.cat(vectors)
 
-    def _ranked(self, requested: Histories, rows: Longs, count: int) -> Tensor:
+    def _ranked(self, requested: ItemHistories, rows: Longs, count: int) -> Tensor:
         """Logits of all items for histories in these rows of `count`; without a history frequent items come first."""
         counts_I = torch.from_numpy(self.item_events().astype(np.float32))
         logits_BI = ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log().repeat(count, 1)
@@ -174,7 +174,7 @@ class ServedSequences(Served):
         first, stop = self.data.offsets_U1[user : user + 2].tolist()
         return torch.from_numpy(np.unique(self.data.items_E[first:stop]).astype(np.int64) - 1)
 
-    def held_out(self, seed: int) -> Iterator[tuple[Table, Histories]]:
+    def held_out(self, seed: int) -> Iterator[tuple[Table, ItemHistories]]:
         """The histories before test items."""
         test = self.data.test()
         targets_N = self.data.items_E[test.positions_N].astype(np.int64) - 1
@@ -184,7 +184,7 @@ class ServedSequences(Served):
         }
         yield pyarrow().table(columns), self._stored(test)
 
-    def export(self, example: Table, inputs: Histories) -> Export:
+    def export(self, example: Table, inputs: ItemHistories) -> Export:
         arrow, items, rows_I = pyarrow(), self.items.values, np.arange(len(self.items))
         vectors = "vectors of items, of length 1"
         embeddings = f"embeddings of items by {BY_ID}"
@@ -206,7 +206,7 @@ class ServedSequences(Served):
             vectors_IW=self.vectors_ID,
         )
 
-    def _padded(self, part: Histories) -> dict[str, Tensor]:
+    def _padded(self, part: ItemHistories) -> dict[str, Tensor]:
         """The inputs of the exported program."""
         shape = len(part.items), self.config.model.max_length
         rows_BL = torch.zeros(shape, dtype=torch.int64)
