@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from recperf.execution import clocked_steps, measuring, profiling
 from recperf.execution import fixes as fixes_module
-from recperf.execution import measuring, profiling
 from recperf.files import json_bytes
+from recperf.measure.clocks import ClockReading, ThreadClock
 from recperf.measure.fixes import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
@@ -104,6 +105,22 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(peaks: Peaks, monke
     trust = next(section for section in report(profile).sections if section.key.endswith("trust"))
     assert "less than the spread of the steps: a step takes" in str(trust.blocks)
     assert "-4.9" not in str(trust.blocks)
+
+
+def test_steps_that_waited_for_a_core_nearly_all_the_time_have_parts(
+    peaks: Peaks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of waiting ends later than that of the step, so that it may count more than the whole of a step."""
+
+    class Busy(ThreadClock):
+        def now(self) -> ClockReading:
+            reading = super().now()
+            return reading._replace(waiting=2 * reading.wall)
+
+    monkeypatch.setattr(clocked_steps, "ThreadClock", Busy)
+    profile = profiling.profile(DLRM, tiny(), peaks, BUDGET, lambda _: None)
+    assert math.fsum(part.share for part in profile.components) == pytest.approx(1)
+    assert profile.step_ms.p50 > 0
 
 
 @pytest.mark.long

@@ -116,8 +116,9 @@ class ClockedSteps:
         began = self._clock.now()
         with self.subject.ranks.step():
             wall, parts = (self.subject.clocked or self._clocked)(batches())
-        # Other work took the core at moments that do not depend on the part.
-        own = max(0.0, 1 - self._clock.now().since(began).waiting / wall)
+        # Other work took the core at moments that do not depend on the part, but not while the thread itself computed.
+        passed = self._clock.now().since(began)
+        own = min(1.0, max(passed.cpu, passed.wall - passed.waiting) / passed.wall)
         self.clocked.append((round(own * wall), {name: round(own * ns) for name, ns in parts.items()}))
         # Counted after the clock stopped, so that it costs no step anything.
         batch = taken[-1]
