@@ -189,7 +189,7 @@ def _fault(path: Path, line: int, what: str, fix: str | None = None) -> DataErro
 
 def _parse(path: Path, content: bytes) -> list[tuple[str, ...]]:
     """The columns of every line that are used; on errors say how many lines are wrong, and why the first is."""
-    encoding, form, words = _FORMS[path.name]
+    encoding, form, meaning = _FORMS[path.name]
     try:
         lines = content.decode(encoding).replace("\r\n", "\n").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -198,7 +198,7 @@ def _parse(path: Path, content: bytes) -> list[tuple[str, ...]]:
     rows = [re.fullmatch(form, line) for line in lines]
     wrong = [number for number, row in enumerate(rows, start=1) if row is None]
     if wrong:
-        first = f"line {wrong[0]}, {lines[wrong[0] - 1][:60]!r} is not {words}"
+        first = f"line {wrong[0]}, {lines[wrong[0] - 1][:60]!r} is not {meaning}"
         what = f"{path.name} has {_rows(len(wrong))} at fault (first: {first})"
         raise _fault(path, wrong[0], what, _CUT_OFF if wrong == [len(lines)] else None)
     return [row.groups() for row in rows if row]

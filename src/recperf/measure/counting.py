@@ -160,7 +160,10 @@ class Counter(DispatchMode):
         # Of a tensor that another shall be like only the sizes matter.
         sizes_only = work.name.endswith("_like") or "::new_" in work.name
         read = [] if sizes_only else [part for tensor in inputs for part in memory_of(tensor)]
-        known, overwritten = set(rows.tables) if rows else set(), overwrites(work.name) or _into(func)
+        known, overwritten = (
+            set(rows.tables) if rows else set(),
+            overwrites(work.name) or func._schema.overload_name.endswith("out"),
+        )
         for part in read:
             if address_of(part) not in known:
                 self._touch(work, part, 2 if address_of(part) in written and not overwritten else 1)
@@ -385,11 +388,6 @@ def is_view(func: Any, outputs: list[Tensor]) -> bool:
     if not outputs or not aliases or any(alias.is_write for alias in aliases):
         return func._schema.name in _WITHOUT_ACCESS
     return True
-
-
-def _into(func: Any) -> bool:
-    """Whether the operator writes its result into a tensor that it does not read."""
-    return bool(func._schema.overload_name.endswith("out"))
 
 
 def written_by(func: Any, arguments: dict[str, Any]) -> set[int]:

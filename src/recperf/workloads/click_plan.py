@@ -64,13 +64,7 @@ def planned_clicks(
         for name, rows, each in zip(names, model.rows, ids)
     )  # fmt: skip
     ids_per_sample = sum(ids)
-    layers = len(model.bottom) + len(model.top_widths) - 2
-    calls = CALLS + CALLS_PER_LAYER * layers
-    kernels = KERNELS + KERNELS_PER_LAYER * layers
-    if mlp == "fused":
-        kernels = CHAIN + CHAIN_PER_LAYER.get(precision, 3) * layers
-    if mlp == "plain":
-        calls = CALLS_PLAIN + CALLS_PLAIN_LAYER * layers + CALLS_CHUNK * int(batch_size * ids_per_sample / CHUNK)
+    calls, kernels = _launches(model, mlp, precision, batch_size * ids_per_sample)
     by_host = drawn == "host"
     work = Work(
         tables=tables,
@@ -92,6 +86,17 @@ def planned_clicks(
         },
     )
     return PlannedWorkload(batch_size=batch_size, count=lambda history, distinct: work)
+
+
+def _launches(model: DLRMConfig, mlp: str, precision: str, ids: float) -> tuple[int, int]:
+    """Operators called in an eager step with so many ids, and kernels that follow each other in a graph of it."""
+    layers = len(model.bottom) + len(model.top_widths) - 2
+    calls, kernels = CALLS + CALLS_PER_LAYER * layers, KERNELS + KERNELS_PER_LAYER * layers
+    if mlp == "fused":
+        kernels = CHAIN + CHAIN_PER_LAYER.get(precision, 3) * layers
+    if mlp == "plain":
+        calls = CALLS_PLAIN + CALLS_PLAIN_LAYER * layers + CALLS_CHUNK * int(ids / CHUNK)
+    return calls, kernels
 
 
 def _largest(model: DLRMConfig) -> Shapes:

@@ -59,7 +59,7 @@ class Stored(OutputOptions):
 @dataclass(frozen=True, kw_only=True)
 class Check(Stored):
     sums: Path | None = None
-    """List of SHA-256 sums, as sha256sum writes it, of the files in the folder that is given in place of a name."""
+    """List of SHA-256 sums, as sha256sum writes it, of the files in a folder; name its path instead of a dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,8 +64,8 @@ class ClickOptions(FileOptions):
         within(1, self.min_count, 1 << 31, "min_count")
         if self.hash is not None:
             within(4, self.hash, (1 << 31) - 1, "hash")
-        given = self.label is None or self.positive_from is None
-        require(given, "positive_from", self.positive_from, "none with --label; --rating takes it")
+        rated = self.label is None or self.positive_from is None
+        require(rated, "positive_from", self.positive_from, "none with --label; --rating takes it")
         require(0 < len(self.separator) <= 8, "separator", self.separator, "1 to 8 characters")
 
     def listed(self, role: str) -> list[str]:

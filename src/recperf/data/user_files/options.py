@@ -17,7 +17,7 @@ TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 class FileOptions:
     user: str | None = None
     """Column of the user, by its name or, counted from 1, its number. Columns of user, item, time, rating or label that
-    are not given are recognised by usual names like userId or timestamp."""
+    no option names are recognised by usual names like userId or timestamp."""
     item: str | None = None
     """Column of the item."""
     time: str | None = None
@@ -37,8 +37,8 @@ class FileOptions:
     delimiter: str | None = None
     """Delimiter between columns, one character or the same twice; by default the most common one in the first line."""
     header: Literal["auto", "yes", "no"] = "auto"
-    """Whether the first line names the columns; auto decides: of events not if all columns are given by number, of
-    clicks not if it has only numbers."""
+    """Whether the first line names the columns; auto: for events unless all columns are named by number, for clicks
+    unless it has only numbers."""
     skip_bad: int = 0
     """Leave out and list up to so many rows that cannot be read: with a missing or malformed value, another number of
     columns, or text that is not UTF-8. One more is an error."""
