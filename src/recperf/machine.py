@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import hashlib
 import json
@@ -13,7 +11,6 @@ import platform
 import re
 import resource
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +119,6 @@ def gpus() -> list[dict[str, Any]]:
         return []
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return [{"name": p.name, "memory_gib": round(p.total_memory / (1 << 30))} for p in properties]
-
-
-def wake_driver() -> None:
-    """Start NVIDIA's driver in the background, which takes a third of a second while torch is imported."""
-
-    def wake() -> None:
-        with contextlib.suppress(OSError):
-            ctypes.CDLL("libcuda.so.1").cuInit(0)
-
-    threading.Thread(target=wake, daemon=True).start()
 
 
 def memory_gib() -> int | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..distributed.ranks import Ranks, enter
-from ..machine import wake_driver
 from ..stop import FLAG
 from .options import SOURCES, START, choose, read_options
 from .options import RunOptions as Options
@@ -37,8 +36,6 @@ def run_here(arguments: list[str], world: Ranks) -> int:
     FLAG.poll()
     choice = choose(arguments, known=(*SOURCES, START))
     options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
-    if options.values.train.device != "cpu":
-        wake_driver()
     from .training import start
 
     return start(arguments, choice, options, world)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import functools
 import importlib
 import importlib.util
 import os
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal
@@ -120,15 +118,6 @@ def triton_problem(device: torch.device) -> str | None:
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the tensors are on {device.type}"
     return None
-
-
-def identify_triton() -> None:
-    """Compute the digest of Triton's installation in the background: the first kernel of a process waits for it, and it
-    takes up to seconds."""
-    with contextlib.suppress(ImportError):
-        from triton.runtime.cache import triton_key
-
-        threading.Thread(target=triton_key, daemon=True).start()
 
 
 def _problem(package: str, name: str, device: torch.device) -> str | None:

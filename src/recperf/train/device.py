@@ -15,7 +15,7 @@ from torch.utils import deterministic as memory
 
 from ..errors import MachineError, notice_once
 from ..machine import bfloat16_instructions, usable_cores
-from ..ops.choice import identify_triton, triton_problem
+from ..ops.choice import triton_problem
 from .config import FastConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ def choose(config: TrainConfig, *, largest_product_flops: int) -> Settings:
     """Settings for a model whose largest matrix product has this many FLOPs."""
     small = largest_product_flops < SMALL_PRODUCT_FLOPS
     device, why_device = _device(config.device)
-    if device.type == "cuda":
-        identify_triton()
     if config.threads:
         threads, why_threads = config.threads, "requested"
     elif small:
