@@ -94,15 +94,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(f"{report.nodeid} left a counter of operators active: {modes}")
 
 
-@pytest.fixture(scope="session")
-def golden() -> Path:
-    """Numbers from the real implementations."""
-    folder = Path(os.environ.get("RECPERF_GOLDEN", ROOT.parent / "shared" / "golden"))
-    if not folder.is_dir():
-        pytest.skip(f"no golden numbers at {folder}; set RECPERF_GOLDEN")
-    return folder
-
-
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh memory holds NaN, so that a value a kernel forgets to write is seen."""

@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from golden_numbers import REPOSITORY
 
 from recperf.models.config import DLRMConfig
 from recperf.ops.bag import reference
@@ -27,10 +28,10 @@ def small() -> DLRMWorkloadConfig:
     return replace(config, model=model, train=replace(config.train, device="cpu", threads=1))
 
 
-def test_the_peer_is_the_public_model(script: Callable[[str], ModuleType], golden: Path) -> None:
+def test_the_peer_is_the_public_model(script: Callable[[str], ModuleType]) -> None:
     case = "dlrm_dot_itself"
-    shape = json.loads((golden / "dlrm" / f"{case}.json").read_text())
-    arrays = {name: torch.from_numpy(value) for name, value in np.load(golden / "dlrm" / f"{case}.npz").items()}
+    shape = json.loads((REPOSITORY / "dlrm" / f"{case}.json").read_text())
+    arrays = {name: torch.from_numpy(value) for name, value in np.load(REPOSITORY / "dlrm" / f"{case}.npz").items()}
     tables = range(len(shape["rows"]))
     config = DLRMConfig(
         features=tuple(f"feature_{i}" for i in tables),

@@ -21,9 +21,7 @@ def made() -> ModuleType:
 
 
 @pytest.fixture
-def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The command, where no published logs are found."""
-    monkeypatch.delenv("RECPERF_GOLDEN", raising=False)
+def call(call: Call) -> Call:
     return functools.partial(call, "mlperf")
 
 

@@ -307,7 +307,6 @@ def a_moment(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -
     from recperf.measure import observing
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RECPERF_GOLDEN", raising=False)
     tiny_ceilings(monkeypatch)
     shutil.copytree(small_run.parent / "machines", Path(os.environ["RECPERF_HOME"], "machines"))
     monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)

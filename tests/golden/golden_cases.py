@@ -1,20 +1,19 @@
-"""The golden numbers of public implementations: where they are, and how close ours must be."""
+"""The golden numbers of public implementations as cases of tests, and how close ours must be."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from golden_numbers import golden
 from torch import Tensor
 
 from recperf.ops.bag import native
 
-FOLDER = Path(os.environ.get("RECPERF_GOLDEN", Path(__file__).parents[3] / "shared" / "golden"))
 RTOL, ATOL = 2e-4, 1e-5
 """Relative, and absolute as a share of the largest entry."""
 INTERPRETED = not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
@@ -27,9 +26,7 @@ BAGS = ["reference", pytest.param("native", marks=needs_native), pytest.param("t
 
 def cases(kind: str) -> list[Any]:
     """Every case of a kind, as parameters of a test."""
-    paths = sorted((FOLDER / kind).glob("*.npz"))
-    skip = pytest.mark.skip(f"no golden numbers at {FOLDER / kind}; set RECPERF_GOLDEN")
-    return [pytest.param(path, id=path.stem) for path in paths] or [pytest.param(None, marks=skip, id="none")]
+    return [pytest.param(path, id=path.stem) for path in golden(f"{kind}/*.npz")]
 
 
 def interpret(*ops: str) -> None:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[3]
+from golden_numbers import golden
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "yambda_case" not in metafunc.fixturenames:
-        return
-    folder = Path(os.environ.get("RECPERF_GOLDEN", ROOT.parent / "shared" / "golden"))
-    cases = [pytest.param(case, id=case.name) for case in sorted(folder.glob("yambda_*")) if case.is_dir()]
-    missing = pytest.mark.skip(reason=f"no golden numbers at {folder}; set RECPERF_GOLDEN")
-    metafunc.parametrize("yambda_case", cases or [pytest.param(None, id="none", marks=missing)])
+    if "yambda_case" in metafunc.fixturenames:
+        cases = [path for path in golden("yambda_*") if path.is_dir()]
+        metafunc.parametrize("yambda_case", cases, ids=[path.name for path in cases])

@@ -205,28 +205,25 @@ def as_reference_samples(batch: HistoryBatch) -> list[dict[str, list[int]]]:
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("layout", ["packed", "reference"])
 @pytest.mark.parametrize("strategy", ["interleaved", "last-n"])
-def test_golden_samples(strategy: Strategy, layout: Layout, body: Any, golden: Path) -> None:
-    cases = sorted(golden.glob("yambda_*"))
-    assert cases
-    for case in cases:
-        meta = json.loads((case / "expected_meta.json").read_text())
-        config = HistoryConfig(
-            length=meta["history_length"],
-            scan=meta["scan_window"],
-            strategy=strategy,
-        )
-        with np.load(case / "expected_samples.npz") as expected:
-            anchors = expected["samples/anchor_index"]
-            histories = Histories(golden_store(case, layout, config.length), config, impl=body)
-            batch = histories.batch(expected["positions"][anchors])
-            lengths_B = histories.lengths(expected["positions"][anchors])
-            assert np.array_equal(lengths_B, batch.history_offsets_B1.diff())
-            for anchor, sample in zip(anchors, as_reference_samples(batch), strict=True):
-                prefix = f"samples/{strategy.replace('-', '_')}/{anchor}/"
-                names = [name for name in expected.files if name.startswith(prefix)]
-                assert [name.removeprefix(prefix) for name in names] == list(sample)
-                for name in names:
-                    assert expected[name].tolist() == sample[name.removeprefix(prefix)], name
+def test_golden_samples(strategy: Strategy, layout: Layout, body: Any, yambda_case: Path) -> None:
+    meta = json.loads((yambda_case / "expected_meta.json").read_text())
+    config = HistoryConfig(
+        length=meta["history_length"],
+        scan=meta["scan_window"],
+        strategy=strategy,
+    )
+    with np.load(yambda_case / "expected_samples.npz") as expected:
+        anchors = expected["samples/anchor_index"]
+        histories = Histories(golden_store(yambda_case, layout, config.length), config, impl=body)
+        batch = histories.batch(expected["positions"][anchors])
+        lengths_B = histories.lengths(expected["positions"][anchors])
+        assert np.array_equal(lengths_B, batch.history_offsets_B1.diff())
+        for anchor, sample in zip(anchors, as_reference_samples(batch), strict=True):
+            prefix = f"samples/{strategy.replace('-', '_')}/{anchor}/"
+            names = [name for name in expected.files if name.startswith(prefix)]
+            assert [name.removeprefix(prefix) for name in names] == list(sample)
+            for name in names:
+                assert expected[name].tolist() == sample[name.removeprefix(prefix)], name
 
 
 def listens(count: int) -> EventStore:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from golden_numbers import REPOSITORY
 
 from recperf.errors import DataError
 from recperf.runs.mlperf.check import verdict
@@ -67,11 +68,11 @@ def test_messages_of_failures(write: Callable[..., Path]) -> None:
 
 
 def test_a_published_log_of_another_name_fails_without_side_effects(
-    golden: Path, write: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+    write: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
-    result = verdict(golden / "mlperf_logs" / "dlrmv4_gbs8192_a.log")
+    result = verdict(REPOSITORY / "mlperf_logs" / "dlrmv4_gbs8192_a.log")
     assert not result.passed
     assert "calls its benchmark 'hstu'" in result.failures["submission_benchmark"]
     assert verdict(write()).passed
