@@ -20,7 +20,7 @@ MINUTES ?= 30
 SEED    ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized chaos lint types docs notebooks bench clean
+.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized test-gpu chaos lint types docs notebooks bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ test-torch: $(OTHER)/.ready ## the tests on another torch, as VERSION=2.12.0
 test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitizer and UBSan
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -n 0 \
 	  --capture=no --sanitize -k "not triton" $$(grep -l native tests/ops/test_*.py)
+
+# With the Python that is there: a machine with a GPU often has torch, and no package index.
+test-gpu: ## commands as a user runs them, on this machine's GPU, as PART=runs, commands or ranks
+	$(PYTHON) tests/gpu/gpu_commands.py $(PART) --jobs 4
 
 chaos: $(VENV)/.test-ready $(VENV)/.distributed-ready ## random signals, damage and full disks, as MINUTES=30 SEED=1
 	$(BIN)/python tests/reliability/chaos.py --minutes $(MINUTES) --seed $(SEED)

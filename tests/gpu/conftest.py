@@ -12,7 +12,7 @@ import pytest
 import torch
 
 # Tests are imported by path, so these folders are not on it by themselves.
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("distributed", "reliability", "train")]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("distributed", "gpu", "reliability", "train")]
 
 
 @pytest.fixture
