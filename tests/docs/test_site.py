@@ -15,7 +15,6 @@ from recperf.cli import COMMANDS
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
 def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="needs recperf[docs]")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
