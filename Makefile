@@ -49,7 +49,7 @@ test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitize
 
 # With the Python that is there: a machine with a GPU often has torch, and no package index.
 test-gpu: ## commands as a user runs them, on this machine's GPU, as PART=runs, commands or ranks
-	$(PYTHON) tests/gpu/gpu_commands.py $(PART) --jobs 4
+	$(PYTHON) tests/gpu/gpu_commands.py $(PART) --jobs 3
 
 chaos: $(VENV)/.test-ready $(VENV)/.distributed-ready ## random signals, damage and full disks, as MINUTES=30 SEED=1
 	$(BIN)/python tests/reliability/chaos.py --minutes $(MINUTES) --seed $(SEED)

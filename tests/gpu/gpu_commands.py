@@ -3,8 +3,9 @@
     python3 tests/gpu/gpu_commands.py [PART ...] [--device cuda|cpu] [--jobs N] [--table FILE]
 
 Needs only the Python that is there, with torch; src/ is on the path of the commands. Every lane has a folder and caches
-of its own, so that its first command is the first start on a machine and the ones after it are later starts. A lane
-whose packages are missing is left out, and says so. Exits with 1 if a command ended otherwise than documented.
+of its own, so that its first command compiles what it needs and later ones find it; ceilings are measured once, before
+the lanes share the cores. A lane whose packages are missing is left out, and says so. Exits with 1 if a command ended
+otherwise than documented.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 TIMES = 5
 """Runs of each workload."""
 LIMIT_S = 300
+FIRST = "machine"
+"""The part that runs before the others, alone."""
 DAMAGE = re.compile(
     r"Traceback|internal error|double free|corrupt|invalid pointer|munmap_chunk|Aborted|terminate called|core dumped|"
     r"Segmentation|device-side assert|CUDA error|Exception ignored|resource_tracker|ResourceWarning"
@@ -115,7 +119,8 @@ def lanes(device: str, times: int) -> list[Lane]:
         "dlrm-v4": ["dlrm-v4"],
         "hstu": ["hstu"],
     }
-    made = [
+    made = [Lane(FIRST, "machine", [Command(["doctor"], {0, 4}), Command(["peaks"]), Command(["peaks"])])]
+    made += [
         Lane("runs", name, [Command(["run", *words, *on]) for _ in range(times)]) for name, words in workloads.items()
     ]
     for name in ("micro-dlrm", "dlrm-v4", "hstu"):
@@ -144,7 +149,6 @@ def lanes(device: str, times: int) -> list[Lane]:
         ["report", "first"],
     )]  # fmt: skip
     made.append(Lane("commands", "serving", served, needs=("pyarrow", "safetensors", "jinja2")))
-    made.append(Lane("commands", "machine", [Command(["doctor"], {0, 4}), Command(["peaks"]), Command(["peaks"])]))
     script = ["profile", "--script", "train.py"]
     made.append(
         Lane(
@@ -174,16 +178,22 @@ def lanes(device: str, times: int) -> list[Lane]:
 
 
 @contextlib.contextmanager
-def folder_of(lane: Lane) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A new folder with the lane's files, and the environment of its commands."""
+def folder_of(lane: Lane, ceilings: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A new folder with the lane's files, and the environment of its commands. Ceilings come from a folder, or go there
+    if it does not exist yet."""
     with tempfile.TemporaryDirectory(prefix="recperf-commands-") as name:
         folder = Path(name)
+        machines = folder / ".caches" / "home" / "machines"
+        if ceilings.exists():
+            shutil.copytree(ceilings, machines)
         for file, text in lane.files.items():
             (folder / file).write_text(text)
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
         caches = {"RECPERF_HOME": "home", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
         own = {variable: str(folder / ".caches" / name) for variable, name in caches.items()}
         yield folder, {**os.environ, **own, "PYTHONPATH": path}
+        if machines.exists() and lane.part == FIRST:
+            shutil.copytree(machines, ceilings)
 
 
 def processes(command: Command, folder: Path, environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
@@ -226,14 +236,14 @@ def execute(command: Command, folder: Path, environment: dict[str, str]) -> tupl
     return code, seconds, f"{why}\n" + "\n".join(text[-1500:] for text in texts)
 
 
-def run(lane: Lane) -> list[Row]:
+def run(lane: Lane, ceilings: Path) -> list[Row]:
     """The commands of a lane, one after the other; after one that failed the others are not tried."""
     missing = [name for name in lane.needs if importlib.util.find_spec(name) is None]
     if missing:
         print(f"left out: {lane.name} (not installed: {', '.join(missing)})", flush=True)
         return []
     rows = []
-    with folder_of(lane) as (folder, environment):
+    with folder_of(lane, ceilings) as (folder, environment):
         for number, command in enumerate(lane.commands, 1):
             text = " ".join(command.arguments)
             row = Row(lane.name, number, text, *execute(command, folder, environment))
@@ -267,12 +277,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="lanes at the same time")
     parser.add_argument("--table", type=Path, help="file for the table")
     wish = parser.parse_args()
-    chosen = [lane for lane in lanes(wish.device, wish.times) if not wish.parts or lane.part in wish.parts]
-    chosen = [lane for lane in chosen if wish.only in lane.name]
+    first, *others = lanes(wish.device, wish.times)
+    chosen = [lane for lane in others if (not wish.parts or lane.part in wish.parts) and wish.only in lane.name]
     if not chosen:
         parser.error("no lane has this part and name")
-    with ThreadPoolExecutor(wish.jobs) as pool:
-        rows = [row for own in pool.map(run, chosen) for row in own]
+    with tempfile.TemporaryDirectory() as shared, ThreadPoolExecutor(wish.jobs) as pool:
+        ceilings = Path(shared, "machines")
+        rows = run(first, ceilings)
+        rows += [row for own in pool.map(lambda lane: run(lane, ceilings), chosen) for row in own]
     text = table(rows)
     print(text)
     if wish.table:
