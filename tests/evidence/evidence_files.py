@@ -1,17 +1,19 @@
-"""Recorded evidence: what was observed, counted and measured of a step, with the right answer and the rules' own.
+"""Recorded evidence: what was observed, counted and measured of a step, and beside it the right answer and the rules'
+own.
 
-A folder holds what one machine recorded: a file for each case, and the ceilings that they share. Nothing in a file
-comes after a rule but `answer`, which is what the rules said when the file was written.
+A folder holds what one machine recorded: a file for each case, which no rule has touched, the ceilings that they share,
+and answers.json with a line for each case: what is right, what the rules say, and what is wrong about that.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct, to_builtins
@@ -24,8 +26,8 @@ from recperf.measure.places import place_text
 from recperf.measure.records import Experiment, Explanation, Observed, Place, ProgramFacts
 
 HERE = Path(__file__).parent
-PEAKS = "peaks-"
-"""Begins the names of files with ceilings."""
+PEAKS, ANSWERS = "peaks-", "answers.json"
+"""The first begins the names of files with ceilings."""
 DIGITS = 6
 """Significant digits of what is recorded."""
 NEAR = 1e-3
@@ -74,13 +76,53 @@ class Recorded(Struct):
     observed: Observed
     facts: ProgramFacts
     experiments: list[Experiment]
+
+
+class Answered(Struct):
+    """A line of answers.json."""
+
     right: Right
     answer: Answer
+    wrong: list[str] = []
 
 
-def recorded_files(folder: Path) -> list[Path]:
+class Case(NamedTuple):
+    path: Path
+    recorded: Recorded
+    peaks: Peaks
+    answered: Answered
+
+    @property
+    def machine(self) -> str:
+        return self.path.parent.name
+
+
+def read_cases(folder: Path) -> Iterator[Case]:
     """The cases in a folder and in those inside it."""
-    return [path for path in sorted(folder.rglob("*.json.gz")) if not path.name.startswith(PEAKS)]
+    for answers in sorted(folder.rglob(ANSWERS)):
+        at, peaks = answers.parent, dict[str, Peaks]()
+        for name, answered in read_answers(at).items():
+            recorded = read(at / name)
+            if recorded.peaks not in peaks:
+                peaks[recorded.peaks] = read(at / recorded.peaks, Peaks)
+            yield Case(at / name, recorded, peaks[recorded.peaks], answered)
+
+
+def read_answers(folder: Path) -> dict[str, Answered]:
+    """What answers.json says, by the names of the files."""
+    path = folder / ANSWERS
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Answered]) if path.exists() else {}
+
+
+def write_answers(folder: Path, answers: dict[str, Answered]) -> None:
+    lines = (f"{json.dumps(name)}: {_content(answers[name]).decode()}" for name in sorted(answers))
+    (folder / ANSWERS).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def answered(recorded: Recorded, peaks: Peaks, right: Right) -> Answered:
+    """What the rules of today say, and what is wrong about it."""
+    answer = answer_of(recorded, peaks)
+    return Answered(right, answer, list(mistakes(answer, right)))
 
 
 def read(path: Path, kind: type[Any] = Recorded) -> Any:

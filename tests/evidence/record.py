@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -32,18 +33,20 @@ import torch
 from evidence_files import (
     HERE,
     PEAKS,
-    Answer,
+    Answered,
+    Case,
     Recorded,
     Right,
-    answer_of,
+    answered,
     changes,
-    mistakes,
     portable,
     read,
-    recorded_files,
+    read_answers,
+    read_cases,
     slug,
     table,
     write,
+    write_answers,
     write_peaks,
 )
 from planted_cases import Machine, Planted
@@ -117,7 +120,7 @@ def observe_program(program: Program) -> Evidence:
     return heard[0]
 
 
-def recorded(name: str, evidence: Evidence, right: Right, folder: Path, *, planted: bool) -> Recorded:
+def recorded(name: str, evidence: Evidence, right: Right, folder: Path, *, planted: bool) -> Case:
     """The record of what was observed, beside the ceilings that it was counted with; refused where other work or its
     traces in the ceilings would be what the rules judge."""
     observed, facts, experiments = evidence
@@ -127,23 +130,20 @@ def recorded(name: str, evidence: Evidence, right: Right, folder: Path, *, plant
         raise NotRecorded(f"other work took {beside:.0%} of the cores while the ceilings were measured")
     machine = observed.device if observed.device != "cpu" else f"{cpu_model()}, {usable_cores()} cores"
     observed = portable(observed, planted=planted)
-    case = Recorded(
-        name, machine, str(torch.__version__), planted, "", observed, facts, experiments, right, Answer("", "", {})
-    )
-    case.answer = answer_of(case, peaks)
-    if right.confident and case.answer.limit == NOT_JUDGED:
+    case = Recorded(name, machine, str(torch.__version__), planted, "", observed, facts, experiments)
+    if right.confident and answered(case, peaks, right).answer.limit == NOT_JUDGED:
         raise NotRecorded(f"other work took {observed.other_work or 0.0:.0%} of the cores")
     case.peaks = write_peaks(folder, peaks)
     path = folder / f"{slug(name)}.json.gz"
     write(path, case)
-    # With the digits that were kept.
-    case = read(path)
-    case.answer = answer_of(case, read(folder / case.peaks, Peaks))
-    write(path, case)
-    return case
+    # The answer to the digits that were kept.
+    case, peaks = read(path), read(folder / case.peaks, Peaks)
+    answer = answered(case, peaks, right)
+    write_answers(folder, {**read_answers(folder), path.name: answer})
+    return Case(path, case, peaks, answer)
 
 
-def apart(work: Callable[[], Recorded]) -> tuple[Recorded | None, str]:
+def apart(work: Callable[[], Case]) -> tuple[Case | None, str]:
     """What some work recorded in a process of its own, or why it did not: a case leaves settings, threads and compiled
     code behind."""
     context = multiprocessing.get_context("fork")
@@ -162,7 +162,7 @@ def apart(work: Callable[[], Recorded]) -> tuple[Recorded | None, str]:
     return result
 
 
-def _child(work: Callable[[], Recorded], there: Connection) -> None:
+def _child(work: Callable[[], Case], there: Connection) -> None:
     try:
         there.send((work(), ""))
     except NotRecorded as error:
@@ -172,16 +172,16 @@ def _child(work: Callable[[], Recorded], there: Connection) -> None:
         there.send((None, f"{type(error).__name__}: {error}"))
 
 
-def tried(name: str, work: Callable[[], Recorded], tries: int, wait: float) -> str:
+def tried(name: str, work: Callable[[], Case], tries: int, wait: float) -> str:
     """Record with repeats and print the outcome; returns why nothing was recorded, or what is wrong."""
     why = ""
     for turn in range(tries):
         time.sleep(wait if turn else 0.0)
         case, why = apart(work)
         if case is not None:
-            wrong = "; ".join(mistakes(case.answer, case.right))
-            answer = f"{case.answer.limit:14} {case.answer.confidence:7}"
-            print(f"{name:58} {answer}{f' WRONG {wrong}' if wrong else ''}", flush=True)
+            wrong, answer = "; ".join(case.answered.wrong), case.answered.answer
+            mark = f" WRONG {wrong}" if wrong else ""
+            print(f"{name:58} {answer.limit:14} {answer.confidence:7}{mark}", flush=True)
             return wrong
     print(f"{name:58} not recorded: {why}", flush=True)
     return why
@@ -203,7 +203,7 @@ def record_cases(options: argparse.Namespace, folder: Path) -> int:
                 continue
             right = right_of(case, options.device, busy=options.busy)
 
-            def work(case: Any = case, name: str = name, right: Right = right) -> Recorded:
+            def work(case: Any = case, name: str = name, right: Right = right) -> Case:
                 return recorded(name, observe(case, options.device), right, folder, planted=True)
 
             missed += bool(tried(name, work, options.tries, options.wait))
@@ -220,7 +220,7 @@ def record_program(options: argparse.Namespace, folder: Path) -> int:
     right = Right(options.right.split(",") if options.right else [], options.function, options.advice)
     name = options.name or options.script.stem
 
-    def work() -> Recorded:
+    def work() -> Case:
         return recorded(name, observe_program(program), right, folder, planted=False)
 
     return 5 if tried(name, work, options.tries, options.wait) else 0
@@ -228,25 +228,28 @@ def record_program(options: argparse.Namespace, folder: Path) -> int:
 
 def remove_unused(folder: Path) -> None:
     """Remove ceilings that no case uses any more."""
-    used = {read(path).peaks for path in recorded_files(folder)}
+    used = {case.recorded.peaks for case in read_cases(folder)}
     for path in folder.glob(f"{PEAKS}*"):
         if path.name not in used:
             path.unlink()
 
 
+def declared(case: Case) -> Right:
+    """The right answer as the case that was planted declares it today; of others, as it was recorded."""
+    name, device = case.recorded.name, "cpu" if case.recorded.observed.device == "cpu" else "cuda"
+    sources = [one for one in (*CASES, *FOLLOWED) if case.recorded.planted and one.name == name.removesuffix(BESIDE)]
+    return right_of(sources[0], device, busy=name.endswith(BESIDE)) if sources else case.answered.right
+
+
 def accept() -> int:
-    """Write the answers of today's rules, and today's declarations of right ones, into all files."""
-    rows = []
-    known = {case.name: case for case in (*CASES, *FOLLOWED)}
-    for path in recorded_files(HERE):
-        case = read(path)
-        answer = answer_of(case, read(path.parent / case.peaks, Peaks))
-        rows += [(path.parent.name, case.name, *change) for change in changes(case.answer, answer)]
-        if case.planted and (source := known.get(case.name.removesuffix(BESIDE))):
-            device = "cpu" if case.observed.device == "cpu" else "cuda"
-            case.right = right_of(source, device, busy=case.name.endswith(BESIDE))
-        case.answer = answer
-        write(path, case)
+    """Write the answers of today's rules, and today's declarations of right ones, beside all evidence."""
+    rows, answers = [], defaultdict[Path, dict[str, Answered]](dict)
+    for case in read_cases(HERE):
+        now = answered(case.recorded, case.peaks, declared(case))
+        rows += [(case.machine, case.recorded.name, *change) for change in changes(case.answered.answer, now.answer)]
+        answers[case.path.parent][case.path.name] = now
+    for folder, lines in answers.items():
+        write_answers(folder, lines)
     print(table(rows, ("machine", "case", "what", "recorded", "now")) if rows else "no answer changes")
     return 0
 
