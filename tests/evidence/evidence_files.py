@@ -61,6 +61,8 @@ class Answer(Struct):
     place_share: float = 0.0
     advice: list[tuple[str, float | None]] = []
     """Rules with the gains that they predict, in their order."""
+    doubts: int = 0
+    """What lowers the confidence."""
 
 
 class Recorded(Struct):
@@ -186,6 +188,7 @@ def answer_of(case: Recorded, peaks: Peaks) -> Answer:
         place_text(first),
         round(first.share, 4) if first else 0.0,
         [(one.name, one.predicted_gain and round(one.predicted_gain, 4)) for one in result.advice],
+        len(verdict.doubts),
     )
 
 
@@ -213,6 +216,8 @@ def changes(before: Answer, after: Answer) -> Iterator[tuple[str, str, str]]:
     for name in ("limit", "confidence", "place"):
         if getattr(before, name) != getattr(after, name):
             yield name, getattr(before, name) or "none", getattr(after, name) or "none"
+    if before.doubts != after.doubts:
+        yield "doubts", str(before.doubts), str(after.doubts)
     for limit in sorted({*before.shares, *after.shares}):
         first, second = before.shares.get(limit, 0.0), after.shares.get(limit, 0.0)
         if abs(first - second) > NEAR:

@@ -139,10 +139,11 @@ def test_changes() -> None:
         "input", "high", {"input": 0.8, "python": 0.2}, "a.py:1 in f", 0.5, [("workers", 2.0), ("pinned", None)]
     )
     assert list(changes(before, before)) == []
-    after = Answer("input", "low", {"input": 0.8004, "blocked": 0.2}, "", 0.0, [("workers", 2.1), ("pinned", 1.1)])
+    after = Answer("input", "low", {"input": 0.8004, "blocked": 0.2}, "", 0.0, [("workers", 2.1), ("pinned", 1.1)], 2)
     assert list(changes(before, after)) == [
         ("confidence", "high", "low"),
         ("place", "a.py:1 in f", "none"),
+        ("doubts", "0", "2"),
         ("share of blocked", "0.000", "0.200"),
         ("share of python", "0.200", "0.000"),
         ("share of the place", "0.500", "0.000"),
