@@ -19,7 +19,7 @@ Build = Callable[[Machine, bool], Built]
 class Followed:
     name: str
     advice: str
-    """Part of the `change` that the advice must suggest."""
+    """The rule that must suggest it."""
     build: Build
     """The step and its batches; with True as after the change."""
     on_gpu: bool = True
@@ -58,18 +58,18 @@ def embedding_step(machine: Machine, optimizer: Callable[[Iterable[nn.Parameter]
     return step, batches
 
 
-@followed("dense Adam over a table", "SparseAdam")
+@followed("dense Adam over a table", "sparse")
 def dense_adam(machine: Machine, changed: bool) -> Built:
     kind = torch.optim.SparseAdam if changed else torch.optim.Adam
     return embedding_step(machine, lambda parameters: kind(list(parameters), lr=1e-3), sparse=changed)
 
 
-@followed("dense gradient of an embedding", "sparse=True")
+@followed("dense gradient of an embedding", "sparse")
 def dense_gradient(machine: Machine, changed: bool) -> Built:
     return embedding_step(machine, lambda parameters: torch.optim.SGD(parameters, lr=0.01), sparse=changed)
 
 
-@followed("AdamW operator by operator", "fused=True")
+@followed("AdamW operator by operator", "optimizer")
 def slow_optimizer(machine: Machine, changed: bool) -> Built:
     weights = [nn.Parameter(machine.rand(1000, 2000)) for _ in range(10)]
     for weight in weights:
@@ -78,12 +78,12 @@ def slow_optimizer(machine: Machine, changed: bool) -> Built:
     return (lambda: optimizer.step()), None
 
 
-@followed("products in float64", "float32", on_gpu=False)
+@followed("products in float64", "precision", on_gpu=False)
 def double_products(machine: Machine, changed: bool) -> Built:
     return products(machine, dtype=torch.float32 if changed else torch.float64), None
 
 
-@followed("products in float32 where TF32 is faster", "matmul_precision", on_cpu=False)
+@followed("products in float32 where TF32 is faster", "precision", on_cpu=False)
 def tf32_products(machine: Machine, changed: bool) -> Built:
     a, b = machine.rand(8192, 8192), machine.rand(8192, 8192)
     torch.backends.cuda.matmul.allow_tf32 = changed
@@ -91,7 +91,7 @@ def tf32_products(machine: Machine, changed: bool) -> Built:
     return (lambda: a @ b), None
 
 
-@followed("a loader without workers", "num_workers", on_gpu=False)
+@followed("a loader without workers", "workers", on_gpu=False)
 def no_workers(machine: Machine, changed: bool) -> Built:
     """Preparing a batch takes as long as the step; it sleeps, so that a second process needs no core."""
     weight = machine.rand(1024, 1024)
@@ -101,7 +101,7 @@ def no_workers(machine: Machine, changed: bool) -> Built:
     return (lambda batch: [batch.to(machine.device) @ weight for _ in range(count)]), loader
 
 
-@followed("attention operator by operator", "scaled_dot_product_attention")
+@followed("attention operator by operator", "attention")
 def own_attention(machine: Machine, changed: bool) -> Built:
     size = (2, 8, 512, 64) if machine.device == "cpu" else (16, 16, 2048, 64)
     q = machine.rand(*size, dtype=torch.float32 if machine.device == "cpu" else torch.bfloat16)
@@ -115,7 +115,7 @@ def own_attention(machine: Machine, changed: bool) -> Built:
     return step, None
 
 
-@followed("one thread of several", "set_num_threads", on_gpu=False, threads=1)
+@followed("one thread of several", "threads", on_gpu=False, threads=1)
 def one_thread(machine: Machine, changed: bool) -> Built:
     from recperf.machine import usable_cores
 
@@ -123,14 +123,14 @@ def one_thread(machine: Machine, changed: bool) -> Built:
     return products(machine), None
 
 
-@followed("new memory in every step", "out=", on_gpu=False)
+@followed("new memory in every step", "page faults", on_gpu=False)
 def new_memory(machine: Machine, changed: bool) -> Built:
     x = machine.rand(50_000_000)
     out = torch.empty_like(x)
     return (lambda: torch.add(x, 1.0, out=out) if changed else x + 1.0), None
 
 
-@followed("a metric in every step", "step % 100")
+@followed("a metric in every step", "reports")
 def metric(machine: Machine, changed: bool) -> Built:
     """Every hundredth step computes it after the change."""
     from sklearn.metrics import roc_auc_score
@@ -151,14 +151,14 @@ def metric(machine: Machine, changed: bool) -> Built:
     return step, None
 
 
-@followed("unpinned copies", "pin_memory", on_cpu=False)
+@followed("unpinned copies", "pinned", on_cpu=False)
 def unpinned(machine: Machine, changed: bool) -> Built:
     x = torch.rand(12_500_000)
     x = x.pin_memory() if changed else x
     return (lambda: x.to("cuda", non_blocking=changed)), None
 
 
-@followed("many small operators", "compile(")
+@followed("many small operators", "compile")
 def small_operators(machine: Machine, changed: bool) -> Built:
     x = machine.rand(64, 64)
 

@@ -17,8 +17,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from _rows import record, row
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure" / "planted"))
@@ -30,24 +28,13 @@ import recperf
 from _followed_advice import FOLLOWED, Followed, step_seconds
 from recperf.machine import usable_cores
 from recperf.measure import peaks
-from recperf.measure.ceilings import ceilings_of
 
 RIGHT, CLOSE, FACTOR = 0.95, 0.8, 1.3
 
 
-def machine_for(threads: int | None, device: str, folder: str) -> Machine:
-    """The machine that a case is built for, with its number of threads set."""
-    threads = threads or usable_cores()
-    torch.set_num_threads(threads)
-    name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
-    ceilings = ceilings_of(peaks.require(threads, lambda text: None), device=name, threads=threads)
-    assert ceilings is not None
-    return Machine(ceilings.knee, device=device, folder=folder)
-
-
 def judged(case: Planted, device: str, folder: str, busy: bool) -> dict[str, Any]:
     """The row of a planted cause."""
-    machine = machine_for(case.threads, device, folder)
+    machine = Machine.here(case.threads, device, folder)
     try:
         report = recperf.profile(*case.built(machine), quiet=True)
     finally:
@@ -67,7 +54,7 @@ def judged(case: Planted, device: str, folder: str, busy: bool) -> dict[str, Any
 
 def gained(case: Followed, device: str, folder: str) -> dict[str, Any]:
     """The row of an advice that was followed: the predicted gain, 1 without the advice, over the measured one."""
-    machine = machine_for(case.threads, device, folder)
+    machine = Machine.here(case.threads, device, folder)
     try:
         built = case.build(machine, False)
         report = recperf.profile(*built, quiet=True, confirm=False)
@@ -76,7 +63,7 @@ def gained(case: Followed, device: str, folder: str) -> dict[str, Any]:
         measured = (before + step_seconds(case.build(machine, False))) / 2 / after
     finally:
         machine.close()
-    found = next((advice for advice in report.advice if case.advice in advice.change), None)
+    found = next((advice for advice in report.advice if advice.name == case.advice), None)
     predicted = found.predicted_gain if found else None
     conditions = {
         "device": device, "advice": found.change if found else None, "predicted": predicted, "measured": measured,

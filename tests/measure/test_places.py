@@ -16,6 +16,7 @@ from recperf.execution.script import Program, profile_program
 from recperf.measure import trace_evidence
 from recperf.measure.places import LIBRARY, USER, Frame, place_in, place_text, surrounding
 from recperf.measure.records import Place
+from recperf.measure.rows import _shares
 from recperf.runs.report.blocks import render
 from recperf.runs.report.step_sections import report_of
 
@@ -236,3 +237,11 @@ def test_stacks_of_a_trace(tmp_path: Path) -> None:
     places = {row.name: row.place for row in limit.operators}
     assert places["aten::tanh"].function == places["aten::tanh_backward"].function == "model_part"
     assert [places[name].backward for name in ("aten::tanh", "aten::tanh_backward")] == [False, True]
+
+
+def test_a_place_is_observed_with_the_text_of_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("a = 1\n    loss.item()\n")
+    lines = [Place("fit", str(file), 2), Place("fit", str(file), 9), Place("fit", "<stdin>", 1)]
+    rows = _shares([("python", place, time) for place, time in zip(lines, (6.0, 3.0, 1.0))])
+    assert [(row.share, row.source) for row in rows] == [(0.6, "loss.item()"), (0.3, ""), (0.1, "")]

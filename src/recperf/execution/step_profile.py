@@ -35,7 +35,6 @@ from ..measure.attribution import attribute
 from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
-from ..measure.limits import decide
 from ..measure.observing import SHORT, Observer
 from ..measure.peaks.records import Peaks
 from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
@@ -150,14 +149,12 @@ class Profiler:
         cpu = process_time()
         observed = observed_by(self.observer)
         ceilings = self._ceilings(observed.device, observed.threads)
-        attribution = attribute(observed, ceilings)
-        experiments = self._experiment(attribution, observed) if self._experiment else []
-        verdict = decide(attribution, observed, ceilings, experiments)
+        experiments = self._experiment(attribute(observed, ceilings), observed) if self._experiment else []
         facts = self._facts(observed.threads)
         return Report(
             kind=KIND,
             schema=SCHEMA,
-            **asdict(explain(observed, attribution, verdict, ceilings, facts)),
+            **asdict(explain(observed, ceilings, facts, experiments)),
             parts=observed.parts,
             native=observed.native,
             sampling=observed.sampling,

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from linecache import getline
 from typing import Any
 
 from msgspec.structs import replace
@@ -261,17 +260,16 @@ def waits_for_values(evidence: AdviceFacts) -> Advice | None:
 
 def reported_values(evidence: AdviceFacts) -> Advice | None:
     """Metrics, logging and checkpoints in every step, where the line that holds their time is known."""
-    observed, lines = evidence.observed, defaultdict[Place, dict[str, float]](dict)
+    observed, lines = evidence.observed, defaultdict[tuple[Place, str], dict[str, float]](dict)
     for row in observed.places:
         ms = row.share * evidence.ms(row.limit)
         if row.limit == "python" and observed.long_python_ms is not None:
             # Samples count short stretches of Python for the long one after them.
             ms = min(ms, observed.long_python_ms)
         if row.limit in ("python", "blocked"):
-            lines[row.place][row.limit] = ms
+            lines[row.place, row.source][row.limit] = ms
     suggestions = []
-    for place, times in lines.items():
-        source = getline(place.file, place.line).strip()
+    for (place, source), times in lines.items():
         if _REPORTS.search(f"{place.function} {source}"):
             waited = evidence.ms("sync") if _READS.search(source) else 0.0
             host = sum(times.values())

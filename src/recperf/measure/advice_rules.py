@@ -15,9 +15,11 @@ from msgspec.structs import replace
 from ..units import number
 from .advice import NOTICEABLE, AdviceFacts, best, names
 from .advice import RULES as RULES_OF_THE_HOST
+from .attribution import attribute
 from .ceilings import Ceilings
+from .limits import decide
 from .program_facts import optimizer_of
-from .records import Advice, Attribution, Explanation, Observed, OptimizerFacts, ProgramFacts, Verdict
+from .records import Advice, Experiment, Explanation, Observed, OptimizerFacts, ProgramFacts
 from .rows import place_rows
 from .trace.read import grouped, summed
 
@@ -44,11 +46,15 @@ FAR = 0.3
 
 
 def explain(
-    seen: Observed, attribution: Attribution, verdict: Verdict, ceilings: Ceilings | None, facts: ProgramFacts
+    seen: Observed, ceilings: Ceilings | None, facts: ProgramFacts, experiments: list[Experiment] | None = None
 ) -> Explanation:
-    """A verdict with its places and advice."""
+    """All that rules make of a step, from records alone: its division among limits, the verdict, places and advice.
+
+    What was observed, counted and measured is complete before; nothing here reads a clock, a file or the program.
+    """
+    attribution = attribute(seen, ceilings)
     return Explanation(
-        verdict=verdict,
+        verdict=decide(attribution, seen, ceilings, experiments),
         shares=attribution.shares,
         operators=attribution.operators,
         places=place_rows(attribution.operators, attribution.shares, seen),

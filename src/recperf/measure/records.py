@@ -40,6 +40,8 @@ class PlaceShare(Struct):
     share: Number
     """Of the limit's time outside of operators."""
     place: Place
+    source: str = ""
+    """The text of its line, where the file can be read."""
 
 
 class Operator(Struct):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from linecache import getline
 from statistics import median
 from typing import Any
 
@@ -183,7 +184,7 @@ def _shares(times: Iterable[tuple[str, Place | None, float]]) -> list[PlaceShare
     for limit, place, time in times:
         limits[limit][place] += time
     return [
-        PlaceShare(limit, time / sum(places.values()), place)
+        PlaceShare(limit, time / sum(places.values()), place, getline(place.file, place.line).strip())
         for limit, places in limits.items()
         for place, time in sorted(places.items(), key=lambda item: -item[1])
         if place and time > 0

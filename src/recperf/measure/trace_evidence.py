@@ -14,13 +14,12 @@ from statistics import median
 from msgspec.structs import asdict, replace
 
 from .advice_rules import explain
-from .attribution import attribute
 from .ceilings import Ceilings, ceilings_of
-from .limits import UNCLEAR, UNDECIDED, decide
+from .limits import UNCLEAR, UNDECIDED
 from .operators import CallWork
 from .peaks.records import Peaks
 from .program_facts import facts_of_rows
-from .records import Attribution, Observed, Verdict
+from .records import Observed, Verdict
 from .rows import operator_rows, trace_places, unknown_work
 from .timeline import OperatorCall, step_times, traced_step
 from .trace.analyse import analyse, device_name, facts_of, read_one, steps_of
@@ -87,9 +86,9 @@ def limit_of(
 ) -> TraceLimit:
     """What limits the steps of a trace: verdict, shares, operators with their limits, advice."""
     seen = observed(trace, nesting, window, ceilings)
-    attribution = attribute(seen, ceilings)
-    verdict = _qualified(decide(attribution, seen, ceilings), attribution, seen, ceilings, doubts)
-    return TraceLimit(**asdict(explain(seen, attribution, verdict, ceilings, facts_of_rows(seen.operators))))
+    explained = explain(seen, ceilings, facts_of_rows(seen.operators))
+    explained.verdict = _qualified(explained.verdict, explained.shares, seen, ceilings, doubts)
+    return TraceLimit(**asdict(explained))
 
 
 def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> Observed:
@@ -182,16 +181,16 @@ class _Works:
 
 
 def _qualified(
-    verdict: Verdict, attribution: Attribution, seen: Observed, ceilings: Ceilings | None, more: Iterable[str]
+    verdict: Verdict, shares: dict[str, float], seen: Observed, ceilings: Ceilings | None, more: Iterable[str]
 ) -> Verdict:
     """What a trace alone cannot know lowers the confidence, or makes the verdict unclear."""
     if ceilings is None:
-        inside = attribution.shares["operator"]
+        inside = shares["operator"]
         reason = f"Operators take {inside:.0%} of the step; dividing them among limits needs measured ceilings."
         others = [sentence for sentence in verdict.because if not sentence.startswith("Operators that no ceiling")]
         if verdict.limit in NEEDS_CEILINGS:
-            shares = {limit: share for limit, share in attribution.shares.items() if limit != "operator"}
-            first, second = sorted(shares, key=lambda limit: -shares[limit])[:2]
+            outside = (limit for limit in shares if limit != "operator")
+            first, second = sorted(outside, key=lambda limit: -shares[limit])[:2]
             reason += (
                 f" Outside of them the nearest are {first} ({shares[first]:.0%}) and {second} ({shares[second]:.0%})."
             )

@@ -20,6 +20,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from recperf.machine import usable_cores
+from recperf.measure import peaks
+from recperf.measure.ceilings import ceilings_of
+
+ANY, NO_ADVICE = None, ""
 Step = Callable[..., object]
 
 
@@ -35,6 +40,14 @@ class Planted:
     threads: int | None = None
     batches: int | None = None
     """Batches of the iterator; None: it does not end."""
+    function: str | None = None
+    """Where the cause lies: the function that must be the first place of the limit; None: not stated."""
+    advice: str | None = ANY
+    """The rule whose advice must come first; NO_ADVICE where every advice is wrong, ANY where the right one depends on
+    the machine or is not the only one."""
+    advice_on_gpu: str | None = ANY
+    never: tuple[str, ...] = ()
+    """Rules whose advice is wrong."""
 
     def built(self, machine: Machine) -> tuple[Step, Iterable[Any] | None]:
         step, batches = self.build(machine)
@@ -48,6 +61,16 @@ class Machine:
     folder: str = "."
     """On a disk: a file in memory cannot be read without the page cache."""
     keep: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def here(cls, threads: int | None, device: str, folder: str) -> Machine:
+        """This machine by its measured ceilings. Torch gets this number of threads, by default one for each core."""
+        threads = threads or usable_cores()
+        torch.set_num_threads(threads)
+        name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
+        ceilings = ceilings_of(peaks.require(threads, lambda text: None), device=name, threads=threads)
+        assert ceilings is not None
+        return cls(ceilings.knee, device=device, folder=folder)
 
     def seconds(self, work: Callable[[], object]) -> float:
         """The time of some work here: the shortest of a few."""
@@ -93,11 +116,14 @@ def planted(
     on_gpu: tuple[str, ...] | None = None,
     threads: int | None = None,
     batches: int | None = None,
+    **answers: Any,
 ) -> Any:
+    """Adds a case; `answers` are its function and advice."""
+
     def add(build: Callable[[Machine], Built]) -> Callable[[Machine], Built]:
         same = () if threads else expected
         there = same if on_gpu is None else on_gpu
-        CASES.append(Planted(name, build, expected, there, on_cpu, threads, batches))
+        CASES.append(Planted(name, build, expected, there, on_cpu, threads, batches, **answers))
         return build
 
     return add
@@ -167,8 +193,12 @@ def loader_case(machine: Machine, seconds: float, part: float, rows: int = 256) 
     return (lambda batch: [work(batch) for _ in range(count)]), loader
 
 
-planted("loader sleeps, 60 %", "input", on_gpu=())(lambda machine: loader_case(machine, 0.02, 0.4))
-planted("loader sleeps, 30 %, products 70 %", "compute", on_gpu=())(lambda machine: loader_case(machine, 0.04, 0.7))
+planted("loader sleeps, 60 %", "input", on_gpu=(), function="__getitem__", advice="workers")(
+    lambda machine: loader_case(machine, 0.02, 0.4)
+)
+planted("loader sleeps, 30 %, products 70 %", "compute", on_gpu=(), function="work")(
+    lambda machine: loader_case(machine, 0.04, 0.7)
+)
 
 
 def python_loop(seconds: float) -> None:
@@ -178,7 +208,7 @@ def python_loop(seconds: float) -> None:
             total += value * value % 7
 
 
-@planted("slow Python collate", "input")
+@planted("slow Python collate", "input", function="python_loop", advice="workers", advice_on_gpu="workers")
 def collate(machine: Machine) -> Built:
     def slow(samples: list[torch.Tensor]) -> torch.Tensor:
         python_loop(0.01)
@@ -189,7 +219,7 @@ def collate(machine: Machine) -> Built:
     return (lambda batch: model(batch.to(machine.device)).sum().backward()), loader
 
 
-@planted("sleep in the update", "blocked")
+@planted("sleep in the update", "blocked", function="step", advice=NO_ADVICE, advice_on_gpu=NO_ADVICE)
 def sleep_in_update(machine: Machine) -> Built:
     model = nn.Linear(64, 64).to(machine.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -204,7 +234,7 @@ def sleep_in_update(machine: Machine) -> Built:
     return step, None
 
 
-@planted("a lock that another thread holds", "blocked")
+@planted("a lock that another thread holds", "blocked", function="step", advice=NO_ADVICE, advice_on_gpu=NO_ADVICE)
 def lock(machine: Machine) -> Built:
     shared, stop = threading.Lock(), threading.Event()
 
@@ -227,7 +257,7 @@ def lock(machine: Machine) -> Built:
     return step, None
 
 
-@planted("a file read without the page cache", "blocked")
+@planted("a file read without the page cache", "blocked", function="step", advice=NO_ADVICE, advice_on_gpu=NO_ADVICE)
 def uncached_file(machine: Machine) -> Built:
     size, block = 32 << 20, 4 << 20
     file = tempfile.NamedTemporaryFile(dir=machine.folder, suffix=".planted")
@@ -247,7 +277,7 @@ def uncached_file(machine: Machine) -> Built:
     return step, None
 
 
-@planted("a pure-Python loop", "python")
+@planted("a pure-Python loop", "python", function="python_loop", advice=NO_ADVICE, advice_on_gpu=NO_ADVICE)
 def pure_python(machine: Machine) -> Built:
     x = machine.rand(64, 64)
 
@@ -258,7 +288,10 @@ def pure_python(machine: Machine) -> Built:
     return step, None
 
 
-planted("3,000 operators on 16 floats", "dispatch", on_gpu=("launch",))(lambda machine: (trivial(machine), None))
+CALLS = {"function": "calls", "advice": "compile", "advice_on_gpu": "compile"}
+planted("3,000 operators on 16 floats", "dispatch", on_gpu=("launch",), **CALLS)(
+    lambda machine: (trivial(machine), None)
+)
 
 
 def mixture(part: float) -> Callable[[Machine], Built]:
@@ -278,9 +311,9 @@ def mixture(part: float) -> Callable[[Machine], Built]:
     return build
 
 
-planted("3,000 operators 80 %, products 20 %", "dispatch", on_gpu=("launch",))(mixture(0.2))
+planted("3,000 operators 80 %, products 20 %", "dispatch", on_gpu=("launch",), **CALLS)(mixture(0.2))
 planted("3,000 operators 50 %, products 50 %", "dispatch", "compute", on_gpu=("launch", "compute"))(mixture(0.5))
-planted("3,000 operators 20 %, products 80 %", "compute")(mixture(0.8))
+planted("3,000 operators 20 %, products 80 %", "compute", function="<lambda>")(mixture(0.8))
 
 
 def product_case(dtype: torch.dtype) -> Callable[[Machine], Built]:
@@ -293,21 +326,29 @@ def product_case(dtype: torch.dtype) -> Callable[[Machine], Built]:
     return build
 
 
-planted("products of 1,024 x 1,024, one thread", "compute", threads=1)(product_case(torch.float32))
-planted("products of 1,024 x 1,024", "compute")(product_case(torch.float32))
-planted("the same in float64", "compute")(product_case(torch.float64))
-planted("the same in bfloat16", "compute")(product_case(torch.bfloat16))
+planted("products of 1,024 x 1,024, one thread", "compute", threads=1, function="<lambda>", advice="threads")(
+    product_case(torch.float32)
+)
+planted("products of 1,024 x 1,024", "compute", function="<lambda>", advice_on_gpu="precision")(
+    product_case(torch.float32)
+)
+planted("the same in float64", "compute", function="<lambda>", advice="precision")(product_case(torch.float64))
+planted("the same in bfloat16", "compute", function="<lambda>", advice_on_gpu=NO_ADVICE)(product_case(torch.bfloat16))
 
 
 LARGE = 100_000_000
-planted("an addition over 400 MB", "bandwidth")(on(lambda m: (m.rand(LARGE),), lambda x: x + 1.0))
-planted("the same in place", "bandwidth")(on(lambda m: (m.rand(LARGE),), lambda x: x.add_(1.0)))
+planted("an addition over 400 MB", "bandwidth", function="<lambda>", advice="page faults", advice_on_gpu=NO_ADVICE)(
+    on(lambda m: (m.rand(LARGE),), lambda x: x + 1.0)
+)
+planted("the same in place", "bandwidth", function="<lambda>", advice=NO_ADVICE, advice_on_gpu=NO_ADVICE)(
+    on(lambda m: (m.rand(LARGE),), lambda x: x.add_(1.0))
+)
 planted("additions over 0.3 MB", "cache", "dispatch", on_gpu=("launch", "dispatch"))(
     on(lambda m: (m.rand(75_000), m.rand(75_000)), lambda x, y: y.add_(x), 200)
 )
 
 
-@planted("AdamW over 20 M parameters", "bandwidth")
+@planted("AdamW over 20 M parameters", "bandwidth", function="<lambda>", advice="optimizer", advice_on_gpu="optimizer")
 def adamw(machine: Machine) -> Built:
     weight = nn.Parameter(machine.rand(20_000_000))
     weight.grad = machine.rand(20_000_000)
@@ -353,13 +394,13 @@ for _bytes, _memory in ((64, ("latency",)), (1024, ("bandwidth",))):
         )
 
 
-planted("one large sort", "operator")(
+planted("one large sort", "operator", function="<lambda>", advice_on_gpu=NO_ADVICE)(
     on(lambda m: (m.rand(1_000_000 if m.device == "cpu" else 50_000_000),), torch.sort)
 )
 planted("one cumsum", "operator", on_gpu=())(on(lambda m: (m.rand(8_000_000), 0), torch.cumsum))
 
 
-@planted("a sort beside 4,000 trivial operators", "operator", on_gpu=("operator", "launch"))
+@planted("a sort beside 4,000 trivial operators", "operator", on_gpu=("operator", "launch"), function="step")
 def sort_beside(machine: Machine) -> Built:
     x, calls = machine.rand(4_000_000), trivial(machine, 4000)
     enough = machine.times(lambda: torch.sort(x), 5 * machine.seconds(calls))
@@ -372,14 +413,14 @@ def sort_beside(machine: Machine) -> Built:
     return step, None
 
 
-@planted("a convolution", "compute")
+@planted("a convolution", "compute", function="<lambda>", never=("optimizer", "sparse", "compile"))
 def convolution(machine: Machine) -> Built:
     model = nn.Conv2d(64, 64, 3, padding=1).to(machine.device)
     x = machine.rand(8 if machine.device == "cpu" else 256, 64, 56, 56)
     return (lambda: model(x).sum().backward()), None
 
 
-@planted("an LSTM of many small steps", "dispatch", on_gpu=("launch",))
+@planted("an LSTM of many small steps", "dispatch", on_gpu=("launch",), **(CALLS | {"function": "step"}))
 def small_lstm(machine: Machine) -> Built:
     cell = nn.LSTMCell(16, 16).to(machine.device)
     x = machine.rand(200, 4, 16)
@@ -393,7 +434,7 @@ def small_lstm(machine: Machine) -> Built:
     return step, None
 
 
-@planted("attention", "compute")
+@planted("attention", "compute", function="<lambda>", never=("attention", "compile"))
 def attention(machine: Machine) -> Built:
     size = (4, 8, 1024, 64) if machine.device == "cpu" else (16, 16, 4096, 64)
     q = machine.rand(*size, dtype=torch.float32 if machine.device == "cpu" else torch.bfloat16).requires_grad_()
@@ -405,7 +446,7 @@ def two_layers(machine: Machine) -> nn.Module:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(machine.device)
 
 
-@planted("a compiled chain over 400 MB", "bandwidth")
+@planted("a compiled chain over 400 MB", "bandwidth", never=("compile", "passes"))
 def compiled_chain(machine: Machine) -> Built:
     x, out = machine.rand(100_000_000), machine.rand(100_000_000)
 
@@ -417,7 +458,7 @@ def compiled_chain(machine: Machine) -> Built:
     return (lambda: chain(x)), None
 
 
-@planted("a compiled model of large products", "compute")
+@planted("a compiled model of large products", "compute", never=("compile", "passes"))
 def compiled_model(machine: Machine) -> Built:
     model = two_layers(machine)
     fast = torch.compile(model)
@@ -426,7 +467,7 @@ def compiled_model(machine: Machine) -> Built:
     return (lambda: fast(x).sum().backward()), None
 
 
-@planted("a model in eval mode", "compute")
+@planted("a model in eval mode", "compute", function="step", never=("optimizer", "compile"))
 def eval_mode(machine: Machine) -> Built:
     model = two_layers(machine).eval()
     x = machine.rand(machine.width, machine.width)
@@ -438,7 +479,7 @@ def eval_mode(machine: Machine) -> Built:
     return step, None
 
 
-@planted("gradient checkpointing", "compute")
+@planted("gradient checkpointing", "compute", function="<lambda>", never=("optimizer", "compile"))
 def checkpointing(machine: Machine) -> Built:
     from torch.utils.checkpoint import checkpoint
 
@@ -461,14 +502,16 @@ def two_threads(machine: Machine) -> Built:
     return step, None
 
 
-planted("loader sleeps, 80 %", "input", on_cpu=False)(lambda machine: loader_case(machine, 0.012, 0.2, rows=4096))
-planted(".item() after every operator", "sync", on_cpu=False)(
+planted("loader sleeps, 80 %", "input", on_cpu=False, function="__getitem__", advice_on_gpu="workers")(
+    lambda machine: loader_case(machine, 0.012, 0.2, rows=4096)
+)
+planted(".item() after every operator", "sync", on_cpu=False, advice_on_gpu="item")(
     on(lambda m: (m.rand(1024, 1024),), lambda x: x.sum().item(), 50)
 )
-planted("nonzero in the model", "sync", "launch", on_cpu=False)(
+planted("nonzero in the model", "sync", "launch", on_cpu=False, never=("pinned", "optimizer"))(
     on(lambda m: (m.rand(200_000) - 0.5,), lambda x: x[(x > 0).nonzero().squeeze(1)].sum(), 30)
 )
-planted("unpinned copies of 50 MB", "transfer", "sync", on_cpu=False)(
+planted("unpinned copies of 50 MB", "transfer", "sync", on_cpu=False, advice_on_gpu="pinned")(
     on(lambda m: (torch.rand(12_500_000), m.device), lambda host, device: host.to(device).mul_(2.0))
 )
 planted("pinned copies of 50 MB", "transfer", on_cpu=False)(
@@ -477,13 +520,13 @@ planted("pinned copies of 50 MB", "transfer", on_cpu=False)(
         lambda host, target: target.copy_(host, non_blocking=True),
     )
 )
-planted("a host that queues kernels of 2 us", "launch", on_cpu=False)(
+planted("a host that queues kernels of 2 us", "launch", on_cpu=False, function="<lambda>", advice_on_gpu="compile")(
     on(lambda m: (m.rand(1024),), lambda x: x.mul_(1.0001), 500)
 )
-planted("an element-wise chain over 1 GB", "bandwidth", on_cpu=False)(
+planted("an element-wise chain over 1 GB", "bandwidth", on_cpu=False, function="<lambda>", advice_on_gpu="passes")(
     on(lambda m: (m.rand(250_000_000),), lambda x: x.mul(2.0).add_(1.0).relu_())
 )
-planted("atomic additions to one address", "operator", "latency", "cache", on_cpu=False)(
+planted("atomic additions to one address", "operator", "latency", "cache", on_cpu=False, function="<lambda>")(
     on(
         lambda m: (m.rand(1), torch.zeros(20_000_000, dtype=torch.int64, device="cuda"), m.rand(20_000_000)),
         lambda target, ids, ones: target.scatter_add_(0, ids, ones),
@@ -491,7 +534,7 @@ planted("atomic additions to one address", "operator", "latency", "cache", on_cp
 )
 
 
-@planted("one large product in TF32", "compute", on_cpu=False)
+@planted("one large product in TF32", "compute", on_cpu=False, function="step", never=("compile", "optimizer"))
 def tf32(machine: Machine) -> Built:
     a, b = machine.rand(8192, 8192), machine.rand(8192, 8192)
 
@@ -503,7 +546,7 @@ def tf32(machine: Machine) -> Built:
     return step, None
 
 
-@planted("two streams that overlap", "compute", on_cpu=False)
+@planted("two streams that overlap", "compute", on_cpu=False, function="step", never=("compile", "optimizer"))
 def streams(machine: Machine) -> Built:
     side = torch.cuda.Stream()
     a, b = machine.rand(4096, 4096, dtype=torch.bfloat16), machine.rand(4096, 4096, dtype=torch.bfloat16)
@@ -530,12 +573,12 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-planted("a CUDA graph of small kernels", "dispatch", on_cpu=False)(
+planted("a CUDA graph of small kernels", "dispatch", on_cpu=False, never=("compile",))(
     lambda machine: (captured(on(lambda m: (m.rand(1024),), lambda x: x.mul_(1.0001), 500)(machine)[0]), None)
 )
 
 
-@planted("a CUDA graph of large products", "compute", on_cpu=False)
+@planted("a CUDA graph of large products", "compute", on_cpu=False, never=("compile",))
 def graph_large(machine: Machine) -> Built:
     a, b = machine.rand(8192, 8192, dtype=torch.bfloat16), machine.rand(8192, 8192, dtype=torch.bfloat16)
     out = torch.empty_like(a)

@@ -19,7 +19,7 @@ from itertools import cycle
 import numpy
 import torch
 from planted_cases import CASES as CASES
-from planted_cases import Built, Machine, planted
+from planted_cases import NO_ADVICE, Built, Machine, planted
 from torch import nn
 
 WIDTH = 64
@@ -57,16 +57,24 @@ def trained_table(
     return build
 
 
-planted("sparse gradients, SGD", *MEMORY, on_gpu=(*MEMORY, "launch"))(trained_table(torch.optim.SGD))
-planted("sparse gradients, SGD, 30 batches", *MEMORY, on_gpu=(*MEMORY, "launch"), batches=30)(
+planted("sparse gradients, SGD", *MEMORY, on_gpu=(*MEMORY, "launch"), never=("sparse", "optimizer"))(
+    trained_table(torch.optim.SGD)
+)
+planted("sparse gradients, SGD, 30 batches", *MEMORY, on_gpu=(*MEMORY, "launch"), batches=30, never=("sparse",))(
     trained_table(torch.optim.SGD)
 )
 # These sort the ids of the gradient first, for up to a third of the step.
-planted("sparse gradients, Adagrad", *MEMORY, "operator", on_gpu=())(trained_table(torch.optim.Adagrad))
-planted("sparse gradients, SparseAdam", *MEMORY, "operator", on_gpu=())(trained_table(torch.optim.SparseAdam))
+planted("sparse gradients, Adagrad", *MEMORY, "operator", on_gpu=(), never=("sparse", "optimizer"))(
+    trained_table(torch.optim.Adagrad)
+)
+planted("sparse gradients, SparseAdam", *MEMORY, "operator", on_gpu=(), never=("sparse", "optimizer"))(
+    trained_table(torch.optim.SparseAdam)
+)
 
 
-planted("dense Adam over a large table", "bandwidth")(trained_table(torch.optim.Adam, sparse=False, knees=8))
+planted("dense Adam over a large table", "bandwidth", function="step", advice="sparse", advice_on_gpu="sparse")(
+    trained_table(torch.optim.Adam, sparse=False, knees=8)
+)
 
 
 def table_batched(optimizer: str) -> Callable[[Machine], Built]:
@@ -89,10 +97,12 @@ def table_batched(optimizer: str) -> Callable[[Machine], Built]:
 if find_spec("fbgemm_gpu"):
     # Adam runs on a GPU only.
     for _optimizer in ("EXACT_SGD", "EXACT_ADAGRAD", "EXACT_ROWWISE_ADAGRAD"):
-        planted(f"FBGEMM's tables, {_optimizer}", *MEMORY, on_gpu=())(table_batched(_optimizer))
+        planted(
+            f"FBGEMM's tables, {_optimizer}", *MEMORY, on_gpu=(), function="<lambda>", never=("sparse", "optimizer")
+        )(table_batched(_optimizer))
 
 
-@planted("ids modulo the rows of several tables", "compute", "operator", on_gpu=("bandwidth",))
+@planted("ids modulo the rows of several tables", "compute", "operator", on_gpu=("bandwidth",), function="step")
 def modulo(machine: Machine) -> Built:
     # On a GPU of 2025 it takes as long as an addition of the same bytes, once these are more than launching it costs.
     count = max(100_000, machine.knee // 64) if machine.device == "cpu" else 50_000_000
@@ -107,7 +117,7 @@ def modulo(machine: Machine) -> Built:
     return step, None
 
 
-@planted("numpy's product in the step", "python", on_gpu=())
+@planted("numpy's product in the step", "python", on_gpu=(), function="<lambda>", advice=NO_ADVICE)
 def numpy_product(machine: Machine) -> Built:
     left, x = numpy.ones((512, 512), numpy.float32), machine.rand(64)
     return (lambda: (left @ left, x + x)), None
@@ -115,7 +125,7 @@ def numpy_product(machine: Machine) -> Built:
 
 if find_spec("pandas"):
 
-    @planted("pandas in the step", "python", on_gpu=())
+    @planted("pandas in the step", "python", on_gpu=(), function="<lambda>", advice=NO_ADVICE)
     def pandas_groups(machine: Machine) -> Built:
         import pandas
 
@@ -126,7 +136,7 @@ if find_spec("pandas"):
 
 if find_spec("sklearn"):
 
-    @planted("scikit-learn's AUC in the step", "python", on_gpu=())
+    @planted("scikit-learn's AUC in the step", "python", on_gpu=(), function="step", advice="reports")
     def area_under_curve(machine: Machine) -> Built:
         from sklearn.metrics import roc_auc_score
 
@@ -169,7 +179,7 @@ def mapped_table(*, cold: bool) -> Callable[[Machine], Built]:
 
 
 planted("a memory-mapped table, cold", "blocked", on_gpu=())(mapped_table(cold=True))
-planted("a memory-mapped table, warm", *MEMORY, on_gpu=())(mapped_table(cold=False))
+planted("a memory-mapped table, warm", *MEMORY, on_gpu=(), function="step")(mapped_table(cold=False))
 
 PEER = """
 import sys, time, torch, torch.distributed as dist
@@ -181,7 +191,7 @@ while True:
 """
 
 
-@planted("a collective whose peer is late", "communication", on_gpu=())
+@planted("a collective whose peer is late", "communication", on_gpu=(), function="step", advice=NO_ADVICE)
 def late_peer(machine: Machine) -> Built:
     import torch.distributed as dist
 

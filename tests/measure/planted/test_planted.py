@@ -16,8 +16,8 @@ from planted_cases import Machine, Planted
 from recommender_cases import CASES
 
 import recperf
+from recperf.machine import usable_cores
 from recperf.measure import peaks
-from recperf.measure.ceilings import ceilings_of
 from recperf.measure.limits import NOT_JUDGED
 
 CPU = [case for case in CASES if case.on_cpu]
@@ -29,24 +29,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.Monkey
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECPERF_HOME", str(tmp_path_factory.mktemp("home")))
         threads = torch.get_num_threads()
-        torch.set_num_threads(machine_threads())
-        peaks.require(machine_threads(), lambda text: None)
+        torch.set_num_threads(usable_cores())
+        peaks.require(usable_cores(), lambda text: None)
         yield patch
         torch.set_num_threads(threads)
 
 
-def machine_threads() -> int:
-    from recperf.machine import usable_cores
-
-    return usable_cores()
-
-
 def verdict_of(case: Planted, folder: Path) -> tuple[bool, recperf.Report]:
     """Whether the verdict is one of the right ones, and the report."""
-    threads = case.threads or machine_threads()
-    torch.set_num_threads(threads)
-    ceilings = ceilings_of(peaks.require(threads, lambda text: None), threads=threads)
-    machine = Machine(ceilings.knee, folder=str(folder))
+    machine = Machine.here(case.threads, "cpu", str(folder))
     try:
         step, batches = case.built(machine)
         report = recperf.profile(step, batches, quiet=True)
@@ -74,7 +65,7 @@ def test_every_cause_is_named(measured: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_beside_other_work_no_wrong_verdict_is_sure(measured: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine_threads())]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
     try:
         for case in CPU:
             correct, report = verdict_of(case, tmp_path)
