@@ -200,7 +200,7 @@ class TieredRows:
         self._finished.append((placed, event))
 
     def _collect(self) -> None:
-        """Release the slots of finished batches, and forget events that the device has passed: nobody waits for them."""
+        """Release the slots of finished batches, and forget events that the device has passed."""
         while self._finished:
             placed, event = self._finished.popleft()
             if self._active.pop(placed.number, None) is None:
