@@ -212,7 +212,7 @@ class ItemToItem:
             scores_BI[first * items : first * items + len(added)] = added
         return torch.from_numpy(scores_BI.reshape(len(targets), items))
 
-    def _entries(self, columns_P: Longs) -> tuple[Longs, NDArray[np.int32], Floats]:
+    def _entries(self, columns_P: NDArray[np.int32]) -> tuple[Longs, NDArray[np.int32], Floats]:
         """All entries of the rows of some items: the place of the item, the column and the value."""
         rows_P = self.row_I[columns_P]
         kept, others = np.flatnonzero(rows_P >= 0), np.flatnonzero(rows_P < 0)
@@ -221,7 +221,8 @@ class ItemToItem:
             return entries
         items_R, rows = np.unique(columns_P[others], return_inverse=True)
         counted = self.followers.rows(items_R, self.decay).entries(rows, others, self.damping)
-        pairs_W, columns_W, counts_W = (np.concatenate(both) for both in zip(entries, counted))
+        pairs_W = np.concatenate([entries[0], counted[0]])
+        columns_W, counts_W = np.concatenate([entries[1], counted[1]]), np.concatenate([entries[2], counted[2]])
         order_W = np.argsort(pairs_W, kind="stable")
         return pairs_W[order_W], columns_W[order_W], counts_W[order_W]
 
@@ -252,7 +253,8 @@ class Followers:
     @property
     def most_I(self) -> Longs:
         """The most entries that the row of each item can have."""
-        return np.minimum(LAST * np.diff(self.offsets_I1), self.data.items)
+        most_I: Longs = np.minimum(LAST * np.diff(self.offsets_I1), self.data.items)
+        return most_I
 
     def rows(self, items_R: Longs, decay: float) -> ItemRows:
         """How often each item came soon after some items, which ascend."""
