@@ -256,7 +256,7 @@ class Followers:
         most_I: Longs = np.minimum(LAST * np.diff(self.offsets_I1), self.data.items)
         return most_I
 
-    def rows(self, items_R: Longs, decay: float) -> ItemRows:
+    def rows(self, items_R: NDArray[Any], decay: float) -> ItemRows:
         """How often each item came soon after some items, which ascend."""
         room, filled, most_R = self.most_I[items_R], 0, LAST * np.diff(self.offsets_I1)[items_R]
         columns_W, weights_W = np.empty(room.sum(), np.int32), np.empty(room.sum())
@@ -270,7 +270,7 @@ class Followers:
             totals_R[first:stop] = np.bincount(rows_W, counts, stop - first)
         return ItemRows(np.append(0, np.cumsum(lengths_R)), columns_W[:filled], weights_W[:filled], totals_R)
 
-    def _counted(self, items_R: Longs, decay: float) -> tuple[Longs, Longs, Floats]:
+    def _counted(self, items_R: NDArray[Any], decay: float) -> tuple[Longs, Longs, Floats]:
         """Rows, columns and counts of what follows items: of several, or of one with any number of events."""
         begins_R, ends_R = self.offsets_I1[items_R], self.offsets_I1[items_R + 1]
         if len(items_R) == 1:
