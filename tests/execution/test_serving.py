@@ -354,8 +354,15 @@ def test_bad_checkpoints_are_one_line_each(run: Path, tmp_path: Path, capfd: pyt
     data = json.loads((copy / "data.json").read_text())
     (copy / "data.json").write_text(json.dumps({**data, "digest": "0" * 64}))
     assert refused(*arguments).what == "the data changed since the model was trained"
+    assert data.pop("features")[2:4] == ["user count", "item count"]
     (copy / "data.json").write_text(json.dumps(data))
+    # As runs have it whose model was trained on users' mean labels: it reads 16 numbers too, but others.
+    others = "the run was trained on other features of the ratings than this version computes"
+    assert refused(*arguments).what == others
     (copy / "seal.json").unlink()
+    assert main(["run", "--resume", str(copy), "--quiet"]) == 3
+    assert capfd.readouterr().err.splitlines()[0] == f"error: {others}"
+    shutil.copy(run / "data.json", copy / "data.json")
     assert main(["score", *map(str, arguments)]) == 0
     assert "this run is not finished; its checkpoint of step 30 is used" in capfd.readouterr().out
     weights = next(copy.glob("checkpoints/seed-42/*/*.safetensors"))

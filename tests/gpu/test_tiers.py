@@ -11,7 +11,9 @@ import torch
 from tiered_bags import dlrm, hashed, plain_records, tiered_records
 from tiered_bags import trained as bags_trained
 
+from recperf.models.tiers.cache import TieredRows
 from recperf.models.tiers.config import TablesConfig
+from recperf.models.tiers.store import HostRows
 from recperf.ops.table_rules import RULES
 from recperf.train.device import applied
 from recperf.train.loop import take_step
@@ -117,3 +119,26 @@ def test_items_of_hstu_train_to_the_same_bits(placement: Any, tmp_path: Path) ->
     assert torch.equal(*ranks)
     assert trial.tiers() is not None
     assert trial.tiers().traffic.fetched > 100
+
+
+def test_events_of_batches_that_the_gpu_has_finished_are_forgotten() -> None:
+    """The cache holds all rows, so that none leaves; a row that left would wait for the last batch that used it."""
+    tiers = TieredRows(
+        {"a": 64}, HostRows(64, 3), dim=2, slots=64, config=TablesConfig(), device=torch.device("cuda")
+    )  # fmt: skip
+    tiers.initial = lambda name, rows_U: torch.zeros(len(rows_U), 2, device=rows_U.device)
+    for batch in range(100):
+        placed = tiers.place({"a": torch.arange(8) + batch % 8 * 8}, "trained")
+        tiers.cache_SD[placed.slots["a"]] += 1.0
+        tiers.finish(placed)
+        torch.cuda.synchronize()
+        assert len(tiers._ends) <= 1
+    torch.cuda._sleep(1 << 28)
+    for _ in range(4):
+        tiers.finish(tiers.place({"a": torch.arange(8)}, "trained"))
+    # The GPU sleeps for a tenth of a second, so that none of these batches has ended.
+    assert len(tiers._ends) >= 3
+    torch.cuda.synchronize()
+    assert tiers.records({"a": torch.arange(64)})[:, 0].tolist() == [13.0] * 32 + [12.0] * 32
+    tiers.finish(tiers.place({"a": torch.arange(8)}, "trained"))
+    assert not tiers._ends

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,3 +148,45 @@ def test_a_batch_that_waits_keeps_what_it_found_in_the_cache() -> None:
     assert tiers.slots.row_S[first.slots["a"].numpy()].tolist() == [0, 1]
     with pytest.raises(MachineError, match="hold rows of other batches"):
         tiers.place(rows(10, 11, 12, 13), "c")
+
+
+class FakeEvent:
+    """An event that a device reaches when told."""
+
+    def __init__(self) -> None:
+        self.reached, self.waits = False, 0
+
+    def query(self) -> bool:
+        return self.reached
+
+    def record(self) -> None: ...
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+def test_events_are_forgotten_once_the_device_has_passed_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row ever leaves, so that no placing waits for an event. Without a GPU only the events are those of one."""
+    tiers, events = small(8, HostRows(100, 3)), []
+
+    def place_and_finish(*numbers: int) -> None:
+        placed = tiers.place(rows(*numbers), "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "Event", lambda: events.append(FakeEvent()) or events[-1])
+            patch.setattr(tiers, "cuda", True)
+            tiers.finish(placed)
+
+    for batch in range(50):
+        place_and_finish(batch % 4, 5)
+        # The device is three batches behind.
+        for event in events[:-3]:
+            event.reached = True
+        assert len(tiers._ends) <= 4
+    place_and_finish(0, 1)
+    tiers.place(rows(2), "a")
+    assert [tiers._ends[number] for number in sorted(tiers._ends)] == events[-4:]
+    # What leaves waits for the last batch that used it, which is still known.
+    monkeypatch.setattr(tiers, "cuda", True)
+    tiers._wait_for_device(tiers.slots.of(np.array([1])))
+    assert [event.waits for event in events[-4:]] == [0, 0, 0, 1]
+    assert not tiers._ends

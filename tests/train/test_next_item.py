@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from recperf.data.next_item import NextItemData, Targets
+from recperf.train import next_item
 from recperf.train.next_item import (
     DAMPINGS,
     DECAYS,
+    LAST,
     baselines,
     following,
     item_counts,
@@ -117,3 +120,65 @@ def test_list_quality_of_equal_and_of_disjoint_lists() -> None:
     assert same == pytest.approx({"coverage": 0.5, "overlap": 1.0, "same_first": 2 / 3, "popularity": 5 / 6})
     apart = list_quality(torch.tensor([[1, 4], [2, 3]]), 4, counts_I)
     assert apart == pytest.approx({"coverage": 1.0, "overlap": 0.0, "same_first": 0.5, "popularity": 0.5})
+
+
+def large(users: int) -> NextItemData:
+    """Zipf-distributed items, most pairs of which occur once."""
+    rng = np.random.default_rng(3)
+    shares = 1 / np.arange(1.0, 3001)
+    items = rng.choice(3000, size=(users, 40), p=shares / shares.sum()) + 1
+    return data_of(items.tolist())
+
+
+def counted_at_once(data: NextItemData, decay: float, damping: float, targets: Targets) -> np.ndarray:
+    """The scores of counts of what follows, from a matrix of all items and all pairs of the training events."""
+    counts_II = np.zeros((data.items, data.items))
+    train = data.train()
+    for distance in range(1, LAST + 1):
+        for begin, end in zip(train.begins_S, train.ends_S):
+            ahead = data.items_E[begin:end].astype(int) - 1
+            np.add.at(counts_II, (ahead[:-distance], ahead[distance:]), decay ** (distance - 1))
+    counts_II /= np.maximum(counts_II.sum(1, keepdims=True), 1e-300) ** damping
+    scores = np.zeros((len(targets), data.items))
+    for row, (user, position) in enumerate(zip(targets.users_N, targets.positions_N)):
+        history = data.items_E[max(data.offsets_U1[user], position - LAST) : position].astype(int) - 1
+        for age, item in enumerate(history[::-1]):
+            scores[row] += counts_II[item] * decay**age
+    return scores
+
+
+@pytest.mark.parametrize("kept", [0, 100_000, next_item.KEPT_BYTES])
+def test_counts_are_the_same_whatever_is_kept_and_however_work_is_divided(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = large(60)
+    test = data.test()
+    whole = [option(test) for option in following(data, DECAYS[1])]
+    alike = neighbours(data)(test)
+    monkeypatch.setattr(next_item, "KEPT_BYTES", kept)
+    monkeypatch.setattr(next_item, "PAIRS", 300)
+    monkeypatch.setattr(next_item, "ENTRIES", 500)
+    for damping, scores, option in zip(DAMPINGS, whole, following(data, DECAYS[1])):
+        assert torch.equal(option(test), scores)
+        expected = counted_at_once(data, DECAYS[1], damping, test)
+        np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-12, atol=1e-300)
+        rows = int((option.row_I >= 0).sum())
+        assert (rows == 0) if kept == 0 else (0 < rows < data.items) if kept == 100_000 else rows == data.items
+    assert torch.equal(neighbours(data)(test), alike)
+
+
+def test_baselines_need_little_more_memory_for_more_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pairs of items would take 240 bytes an event, for each of three decays."""
+    for name, value in {"KEPT_BYTES": 1 << 18, "PAIRS": 1 << 14, "ENTRIES": 1 << 14, "SCORES": 1 << 14}.items():
+        monkeypatch.setattr(next_item, name, value)
+    monkeypatch.setattr(next_item, "MOST_PAIRS", 50_000)
+    monkeypatch.setattr(next_item, "COMPARED", 5)
+    peaks = {}
+    for users in (500, 1500):
+        data = large(users)
+        tracemalloc.start()
+        baselines(data)
+        peaks[len(data.items_E)] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    (few, low), (many, high) = peaks.items()
+    assert (high - low) / (many - few) < 64

@@ -1,8 +1,8 @@
 """Ratings as a click-prediction task: the split into training and validation rows, and the features of every row.
 
-A row is a click when its rating is 4 or 5. Nothing a model sees may depend on a validation
-label, and no training row may see its own: a user's mean label and count are taken over that user's other training
-rows, and every scaling is a constant written here.
+A row is a click when its rating is 4 or 5. No feature depends on a label: a user's mean label over the other training
+rows is lower exactly where the label of the row is 1, which tells it to a model that knows the user. Counts are of
+training rows, and every scaling is a constant written here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from .config import SplitConfig
 from .movielens import MovieLens
 from .rows import Rows, Split, SplitRows
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Marks = NDArray[np.bool_]
 
@@ -28,7 +27,7 @@ class Clicks(SplitRows):
     def __init__(self, ratings: MovieLens, config: SplitConfig) -> None:
         valid_N = split_rows(ratings, config)
         sparse = ratings.id_features()
-        features = dense_features(ratings, *user_history(ratings.user, ratings.liked, valid_N))
+        features = dense_features(ratings, *(training_rows(ids, valid_N) for ids in (ratings.user, ratings.item)))
         self.ratings, self.config = ratings, config
         self.keys, self.dense_names = tuple(sparse), tuple(features)
         self.slots = (1,) * len(sparse)
@@ -68,15 +67,16 @@ class Clicks(SplitRows):
             "valid_rows": self.count("valid"),
             "split": self.config.split,
             "synthetic": self.ratings.synthetic,
+            "features": list(self.dense_names),
         }
 
 
-def dense_features(data: MovieLens, mean: Floats, count: Ints) -> dict[str, NDArray[Any]]:
-    """Numbers about every rating, by name; `mean` and `count` are those of its user's training rows."""
+def dense_features(data: MovieLens, of_user: Ints, of_item: Ints) -> dict[str, NDArray[Any]]:
+    """Numbers about every rating, by name, those of its user first; `of_user` and `of_item` count training rows."""
     return {
         **data.user_features(),
-        "user mean": (mean - 0.5) * 4.0,
-        "user count": np.log1p(count) / 5.0,
+        "user count": np.log1p(of_user) / 5.0,
+        "item count": np.log1p(of_item) / 5.0,
         **data.item_features(),
     }
 
@@ -139,16 +139,6 @@ def _known_in_training(ids: Ints, valid: Marks) -> Ints:
     return np.where(known[ids], ids, 0)
 
 
-def user_history(user: Ints, labels: Marks, valid: Marks) -> tuple[Floats, Ints]:
-    """For each row, the mean label and number of its user's training rows, the row itself left out.
-
-    Where the user has no other training row the mean is that of all other training rows, and 0.5 where there are none.
-    """
-    training = ~valid
-    own_label = (labels & training).astype(np.int64)
-    own = training.astype(np.int64)
-    clicks = np.bincount(user, weights=own_label).astype(np.int64)[user] - own_label
-    count = np.bincount(user, weights=own).astype(np.int64)[user] - own
-    all_clicks, all_count = own_label.sum() - own_label, own.sum() - own
-    overall = np.where(all_count > 0, all_clicks / np.maximum(all_count, 1), 0.5)
-    return np.where(count > 0, clicks / np.maximum(count, 1), overall), count
+def training_rows(ids: Ints, valid: Marks) -> Ints:
+    """For each row, the number of training rows with its id."""
+    return np.asarray(np.bincount(ids[~valid], minlength=int(ids.max()) + 1)[ids])

@@ -37,7 +37,7 @@ from ..train.device import applied
 from ..units import size
 from .quality import Assessment
 from .training import Job, Reporter, SeedTraining
-from .workload import Prepared, Trial, Workload
+from .workload import OTHER_FEATURES, Prepared, Trial, Workload
 
 if TYPE_CHECKING:
     from ..runs.loggers import Curves
@@ -308,6 +308,9 @@ def _same_data(run: Run, prepared: Prepared) -> None:
             where={"run": run.folder, "digest then": before.digest, "digest now": prepared.data["digest"]},
             fix="restore the old data, or start a new run",
         )
+        raise error
+    if before is not None and before.features != prepared.data.get("features"):
+        current().shared_error = error = DataError(OTHER_FEATURES, where={"run": run.folder}, fix="start a new run")
         raise error
     if before is None or as_json(before) != prepared.data:
         # A resumed run may be allowed to use other rows of the same data.

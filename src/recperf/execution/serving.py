@@ -27,7 +27,7 @@ from ..stop import poll
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import read_state, shape_mismatch
 from ..train.device import Settings, applied
-from .workload import Workload, load
+from .workload import OTHER_FEATURES, Workload, load
 
 SCORES = ("score", "logit")
 """Columns that scoring adds: the probability of a positive label, and its log odds."""
@@ -113,6 +113,8 @@ class Served(Protocol):
     """Whether each item that is ranked takes a pass of the model over the user's history."""
     data_digest: str | None = None
     """Digest of the data that rows are encoded by; None where the config alone says how."""
+    data_features: list[str] | None = None
+    """Names of the numbers that are computed from ratings."""
 
     def names(self) -> set[str]:
         """Names of the columns that the model reads."""
@@ -217,6 +219,8 @@ class TrainedModel:
                 where={"run": self.run, "digest then": trained["digest"], "digest now": digest},
                 fix="restore the old data, or train again",
             )
+        if self.served.data_features != trained.get("features"):
+            raise DataError(OTHER_FEATURES, where={"run": self.run}, fix="train again")
 
     def columns(self, names: Sequence[str]) -> dict[str, str]:
         """The column of rows with these names that serves each role."""

@@ -79,6 +79,7 @@ class Estimate:
         return sum(self.step.values(), Cost())
 
 
+OTHER_FEATURES = "the run was trained on other features of the ratings than this version computes"
 MOST_ROWS = 20_000_000
 """Users and items of more scored rows than this are not collected, and such rows have no bootstrap interval."""
 

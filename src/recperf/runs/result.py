@@ -232,6 +232,8 @@ class Data(Struct, omit_defaults=True):
     held_out_from: int | None = None
     """With times: the second before which everything is trained on and nothing is scored; of leave-one-out that of
     the newest event. None for splits that are not by time."""
+    features: list[str] | None = None
+    """Names of the numbers that were computed from ratings: a model trained on others cannot read them."""
 
 
 class Change(Struct, omit_defaults=True):

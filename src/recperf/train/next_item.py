@@ -8,9 +8,9 @@ item of its history, R replicates, W entries of a sparse matrix, E events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -76,31 +76,48 @@ def histories(data: NextItemData, targets: Targets, last: int | None = None) -> 
     begins_N, ends_N = data.offsets_U1[targets.users_N], targets.positions_N
     if last is not None:
         begins_N = np.maximum(begins_N, ends_N - last)
-    lengths_N = ends_N - begins_N
-    rows_P = np.repeat(np.arange(len(targets)), lengths_N)
-    shifts_N = begins_N - (np.cumsum(lengths_N) - lengths_N)
-    return rows_P, np.arange(len(rows_P)) + shifts_N[rows_P]
+    return _ranges(begins_N, ends_N - begins_N)
 
 
 def seen_by_default(data: NextItemData) -> Seen:
     """Items that users have met are left out, unless the training events show that users take items again."""
-    rows_P, events_P = histories(data, after_training(data))
-    if not len(rows_P):
-        return "left-out"
-    repeats = 1 - len(np.unique(rows_P * (data.items + 1) + data.items_E[events_P])) / len(rows_P)
-    return "kept" if repeats > REPEATS else "left-out"
-
-
-def after_training(data: NextItemData) -> Targets:
-    """The places right after the training events of each user, whose histories are all training events."""
     train = data.train()
-    return Targets(train.users_S, train.ends_S)
+    lengths_S, distinct = train.ends_S - train.begins_S, 0
+    for first, stop in _blocks(lengths_S, ENTRIES):
+        rows_P, events_P = histories(data, Targets(train.users_S[first:stop], train.ends_S[first:stop]))
+        distinct += len(np.unique(rows_P * (data.items + 1) + data.items_E[events_P]))
+    repeats = 1 - distinct / max(1, int(lengths_S.sum()))
+    return "kept" if repeats > REPEATS and len(train) else "left-out"
+
+
+def training_events(data: NextItemData) -> NDArray[np.bool_]:
+    """Which events are training events."""
+    train, steps_E1 = data.train(), np.zeros(len(data.items_E) + 1, np.int8)
+    steps_E1[train.begins_S] += 1
+    steps_E1[train.ends_S] -= 1
+    return np.cumsum(steps_E1[:-1], dtype=np.int8).view(np.bool_)
 
 
 def item_counts(data: NextItemData) -> NDArray[np.int64]:
     """How many training events each item has, by column."""
-    _, events_P = histories(data, after_training(data))
-    return np.bincount(data.items_E[events_P], minlength=data.items + 1)[1:]
+    return np.bincount(data.items_E[training_events(data)], minlength=data.items + 1)[1:]
+
+
+def _ranges(begins_N: Longs, lengths_N: Longs) -> tuple[Longs, Longs]:
+    """The members of ranges of numbers, one range after the other: which range each belongs to, and the number."""
+    ranges_P = np.repeat(np.arange(len(lengths_N)), lengths_N)
+    shifts_N = begins_N - (np.cumsum(lengths_N) - lengths_N)
+    return ranges_P, np.arange(len(ranges_P)) + shifts_N[ranges_P]
+
+
+def _blocks(lengths_N: Longs, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of places whose lengths add up to at most so many; a longer one is a range of its own."""
+    upto_N, first = np.cumsum(lengths_N), 0
+    while first < len(upto_N):
+        before = upto_N[first] - lengths_N[first]
+        stop = max(first + 1, int(np.searchsorted(upto_N, before + most, side="right")))
+        yield first, stop
+        first = stop
 
 
 LAST, DECAYS = 10, (0.5, 0.7, 0.85)
@@ -112,9 +129,16 @@ NEIGHBOURS = 100
 """Similar items that each item has in item-kNN."""
 MOST_PAIRS = 10_000_000
 """Pairs of items of one user that item-kNN counts; of longer histories the latest items count."""
-BINS = 1 << 26
 ENTRIES = 1 << 22
 """Entries of a matrix that are added up at a time."""
+PAIRS = 1 << 20
+"""Pairs of items that are counted at a time."""
+SPARSE = 16
+"""Pairs are counted by sorting them where the matrix has more than this many entries for each."""
+KEPT_BYTES = 1 << 29
+"""Memory for the counts of what follows an item. Items with the most events have theirs kept; those of the others are
+counted from the events whenever a history has them."""
+ENTRY_BYTES = 12
 HALVINGS = 12
 """Lengths of time that recent popularity compares."""
 COMPARED = 1000
@@ -128,13 +152,13 @@ def baselines(data: NextItemData) -> dict[str, Scorer]:
     scorers: dict[str, Scorer] = {"popularity": lambda targets: popularity_I.expand(len(targets), -1)}
     if data.times_E is not None:
         scorers["recent_popularity"] = _best(data, RecentPopularity.options(data))
-    scorers["item_to_item"] = _best(data, [option for decay in DECAYS for option in following(data, decay)])
+    scorers["item_to_item"] = _best(data, (option for decay in DECAYS for option in following(data, decay)))
     alike = neighbours(data)
     scorers["item_knn"] = _best(data, [replace(alike, decay=decay) for decay in DECAYS])
     return scorers
 
 
-def _best(data: NextItemData, options: Sequence[Scorer]) -> Scorer:
+def _best(data: NextItemData, options: Iterable[Scorer]) -> Scorer:
     """The option with the highest mean reciprocal rank of validation targets."""
     targets = data.validation()
     step = max(1, -(-len(targets) // COMPARED))
@@ -143,55 +167,170 @@ def _best(data: NextItemData, options: Sequence[Scorer]) -> Scorer:
 
 
 @dataclass(frozen=True, eq=False)
+class ItemRows:
+    """Rows of a sparse matrix whose columns are items."""
+
+    offsets_R1: Longs
+    columns_W: NDArray[np.int32]
+    weights_W: Floats
+    totals_R: Floats
+    """The numbers whose powers the rows are divided by."""
+
+    def entries(self, rows_P: Longs, places_P: Longs, damping: float) -> tuple[Longs, NDArray[np.int32], Floats]:
+        """All entries of some rows: the place given for the row, the column and the value."""
+        part_W, entries_W = _ranges(self.offsets_R1[rows_P], np.diff(self.offsets_R1)[rows_P])
+        divisors_P = (self.totals_R**damping)[rows_P]
+        return places_P[part_W], self.columns_W[entries_W], self.weights_W[entries_W] / divisors_P[part_W]
+
+
+@dataclass(frozen=True, eq=False)
 class ItemToItem:
-    """Adds up rows of a sparse matrix of items for the last items of a history, of which earlier ones weigh less."""
+    """Adds up rows of a matrix of items for the last items of a history, of which earlier ones weigh less."""
 
     data: NextItemData
-    offsets_I1: Longs
-    columns_W: Longs
-    weights_W: Floats
+    kept: ItemRows
+    row_I: Longs
+    """The row of each item in `kept`; -1: `followers` counts it when it is needed."""
+    most_I: Longs
+    """The most entries that the row of each item can have."""
     decay: float
-
-    @staticmethod
-    def of(data: NextItemData, codes_W: Longs, weights_W: Floats, decay: float) -> ItemToItem:
-        """Codes are row * items + column, ascending."""
-        rows_W, columns_W = np.divmod(codes_W, data.items)
-        offsets_I1 = np.searchsorted(rows_W, np.arange(data.items + 1))
-        return ItemToItem(data, offsets_I1, columns_W, weights_W, decay)
+    damping: float = 0.0
+    followers: Followers | None = None
 
     def __call__(self, targets: Targets) -> Tensor:
-        scores_BI = np.zeros(len(targets) * self.data.items)
-        rows_P, events_P = histories(self.data, targets, LAST)
+        items, scores_BI = self.data.items, np.zeros(len(targets) * self.data.items)
+        targets_P, events_P = histories(self.data, targets, LAST)
         columns_P = self.data.items_E[events_P] - 1
-        weights_P = self.decay ** (targets.positions_N[rows_P] - 1 - events_P)
-        begins_P, lengths_P = self.offsets_I1[columns_P], np.diff(self.offsets_I1)[columns_P]
-        upto_P = np.cumsum(lengths_P)
-        first = 0
-        while first < len(rows_P):
-            before = upto_P[first] - lengths_P[first]
-            stop = max(first + 1, int(np.searchsorted(upto_P, before + ENTRIES, side="right")))
-            part_P = np.repeat(np.arange(first, stop), lengths_P[first:stop])
-            entries = np.arange(len(part_P)) + (begins_P - (upto_P - lengths_P) + before)[part_P]
-            places = rows_P[part_P] * self.data.items + self.columns_W[entries]
-            low = int(rows_P[first]) * self.data.items
-            added = np.bincount(places - low, self.weights_W[entries] * weights_P[part_P])
-            scores_BI[low : low + len(added)] += added
-            first = stop
-        return torch.from_numpy(scores_BI.reshape(len(targets), self.data.items))
+        weights_P = self.decay ** (targets.positions_N[targets_P] - 1 - events_P)
+        most_B = np.bincount(targets_P, self.most_I[columns_P], len(targets)).astype(np.int64)
+        # All entries of a target are added up at once, so that its scores do not depend on how targets are divided.
+        for first, stop in _blocks(most_B, ENTRIES):
+            begin, end = np.searchsorted(targets_P, [first, stop])
+            pairs_W, columns_W, counts_W = self._entries(columns_P[begin:end])
+            places_W = (targets_P[begin:end] - first)[pairs_W] * items + columns_W
+            added = np.bincount(places_W, counts_W * weights_P[begin:end][pairs_W])
+            scores_BI[first * items : first * items + len(added)] = added
+        return torch.from_numpy(scores_BI.reshape(len(targets), items))
+
+    def _entries(self, columns_P: NDArray[np.int32]) -> tuple[Longs, NDArray[np.int32], Floats]:
+        """All entries of the rows of some items: the place of the item, the column and the value."""
+        rows_P = self.row_I[columns_P]
+        kept, others = np.flatnonzero(rows_P >= 0), np.flatnonzero(rows_P < 0)
+        entries = self.kept.entries(rows_P[kept], kept, self.damping)
+        if self.followers is None or not len(others):
+            return entries
+        items_R, rows = np.unique(columns_P[others], return_inverse=True)
+        counted = self.followers.rows(items_R, self.decay).entries(rows, others, self.damping)
+        pairs_W = np.concatenate([entries[0], counted[0]])
+        columns_W, counts_W = np.concatenate([entries[1], counted[1]]), np.concatenate([entries[2], counted[2]])
+        order_W = np.argsort(pairs_W, kind="stable")
+        return pairs_W[order_W], columns_W[order_W], counts_W[order_W]
+
+
+@dataclass(frozen=True, eq=False)
+class Followers:
+    """Where the training events of each item are, so that what follows it can be counted: 5 bytes an event."""
+
+    data: NextItemData
+    after_E: NDArray[np.uint8]
+    """Training events of the same user after each training event, at most LAST."""
+    events_P: NDArray[np.int32]
+    """Events that others follow, by item, in their order."""
+    offsets_I1: Longs
+
+    @staticmethod
+    def of(data: NextItemData) -> Followers:
+        train = data.train()
+        after_E = training_events(data).view(np.uint8) * np.uint8(LAST)
+        for after in range(LAST):
+            long_S = train.ends_S - train.begins_S > after
+            after_E[train.ends_S[long_S] - 1 - after] = after
+        events_P = np.flatnonzero(after_E).astype(np.int32)
+        items_P = data.items_E[events_P]
+        offsets_I1 = np.cumsum(np.bincount(items_P, minlength=data.items + 1))
+        return Followers(data, after_E, events_P[np.argsort(items_P, kind="stable")], offsets_I1)
+
+    @property
+    def most_I(self) -> Longs:
+        """The most entries that the row of each item can have."""
+        most_I: Longs = np.minimum(LAST * np.diff(self.offsets_I1), self.data.items)
+        return most_I
+
+    def rows(self, items_R: NDArray[Any], decay: float) -> ItemRows:
+        """How often each item came soon after some items, which ascend."""
+        room, filled, most_R = self.most_I[items_R], 0, LAST * np.diff(self.offsets_I1)[items_R]
+        columns_W, weights_W = np.empty(room.sum(), np.int32), np.empty(room.sum())
+        lengths_R, totals_R = np.zeros(len(items_R), np.int64), np.zeros(len(items_R))
+        for first, stop in _blocks(most_R, PAIRS):
+            poll()
+            rows_W, columns, counts = self._counted(items_R[first:stop], decay)
+            columns_W[filled : filled + len(columns)], weights_W[filled : filled + len(columns)] = columns, counts
+            filled += len(columns)
+            lengths_R[first:stop] = np.bincount(rows_W, minlength=stop - first)
+            totals_R[first:stop] = np.bincount(rows_W, counts, stop - first)
+        return ItemRows(np.append(0, np.cumsum(lengths_R)), columns_W[:filled], weights_W[:filled], totals_R)
+
+    def _counted(self, items_R: NDArray[Any], decay: float) -> tuple[Longs, Longs, Floats]:
+        """Rows, columns and counts of what follows items: of several, or of one with any number of events."""
+        begins_R, ends_R = self.offsets_I1[items_R], self.offsets_I1[items_R + 1]
+        if len(items_R) == 1:
+            starts = range(int(begins_R[0]), int(ends_R[0]), PAIRS)
+            chunks = [self.events_P[start : min(start + PAIRS, int(ends_R[0]))] for start in starts]
+            parts = [(np.broadcast_to(0, len(events)), events) for events in chunks]
+        else:
+            rows, places = _ranges(begins_R, ends_R - begins_R)
+            parts = [(rows, self.events_P[places])]
+        counted = PairCounts(len(items_R), self.data.items)
+        # Nearest first, then in the order of events, so that rounding does not depend on how events are divided.
+        for distance in range(1, LAST + 1):
+            for rows, events in parts:
+                follows = self.after_E[events] >= distance
+                counted.add(rows[follows], self.data.items_E[events[follows] + distance] - 1, decay ** (distance - 1))
+        return counted.result()
+
+
+class PairCounts:
+    """Sums of weights of pairs of a row and a column, added up when there are PAIRS of them."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows, self.columns, self._pending = rows, columns, 0
+        self._codes: list[Longs] = [np.zeros(0, np.int64)]
+        self._weights: list[Floats] = [np.zeros(0)]
+
+    def add(self, rows_P: Longs, columns_P: NDArray[Any], weight: float) -> None:
+        self._codes.append(rows_P * self.columns + columns_P)
+        self._weights.append(np.full(len(rows_P), weight))
+        self._pending += len(rows_P)
+        if self._pending >= PAIRS:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        codes, weights = np.concatenate(self._codes), np.concatenate(self._weights)
+        if self.rows * self.columns > SPARSE * len(codes):
+            codes_W, places = np.unique(codes, return_inverse=True)
+            sums_W = np.bincount(places, weights).astype(np.float64)
+        else:
+            sums = np.bincount(codes, weights).astype(np.float64)
+            codes_W = np.flatnonzero(sums)
+            sums_W = sums[codes_W]
+        self._codes, self._weights, self._pending = [codes_W], [sums_W], 0
+
+    def result(self) -> tuple[Longs, Longs, Floats]:
+        """Rows, columns and sums, by row and column."""
+        self._add_up()
+        rows_W, columns_W = np.divmod(self._codes[0], self.columns)
+        return rows_W, columns_W, self._weights[0]
 
 
 def following(data: NextItemData, decay: float) -> list[ItemToItem]:
     """How often each item came soon after another, divided by each power of how often that was."""
-    rows_P, events_P = histories(data, after_training(data))
-    columns_P, codes, weights = data.items_E[events_P].astype(np.int64) - 1, [], []
-    for distance in range(1, LAST + 1):
-        same = np.flatnonzero(rows_P[distance:] == rows_P[:-distance])
-        codes.append(columns_P[same] * data.items + columns_P[same + distance])
-        weights.append(np.full(len(same), decay ** (distance - 1)))
-    codes_W, counts_W = _summed(np.concatenate(codes), np.concatenate(weights), data.items)
-    rows_W = codes_W // data.items
-    events_W = np.bincount(rows_W, counts_W)[rows_W]
-    return [ItemToItem.of(data, codes_W, counts_W / events_W**damping, decay) for damping in DAMPINGS]
+    followers = Followers.of(data)
+    order_I = np.argsort(-followers.most_I, kind="stable")
+    fits_I = np.cumsum(followers.most_I[order_I]) * ENTRY_BYTES <= KEPT_BYTES
+    kept_R, row_I = np.sort(order_I[fits_I]), np.full(data.items, -1)
+    row_I[kept_R] = np.arange(len(kept_R))
+    kept = followers.rows(kept_R, decay)
+    return [ItemToItem(data, kept, row_I, followers.most_I, decay, damping, followers) for damping in DAMPINGS]
 
 
 def neighbours(data: NextItemData) -> ItemToItem:
@@ -200,34 +339,37 @@ def neighbours(data: NextItemData) -> ItemToItem:
     last = int((train.ends_S - train.begins_S).max())
     while last > 1 and int((np.minimum(train.ends_S - train.begins_S, last) ** 2).sum()) > MOST_PAIRS:
         last -= max(1, last // 8)
-    rows_P, events_P = histories(data, after_training(data), last)
+    rows_P, events_P = histories(data, Targets(train.users_S, train.ends_S), last)
     pairs_P = np.unique(rows_P * data.items + data.items_E[events_P] - 1)
+    del rows_P, events_P
     users_P, columns_P = np.divmod(pairs_P, data.items)
     events_I, lengths_U = np.bincount(columns_P, minlength=data.items), np.bincount(users_P)
-    # Each item of a user with each item of the same user.
-    others_P = lengths_U[users_P]
-    one = np.repeat(np.arange(len(pairs_P)), others_P)
-    other = (
-        np.arange(len(one)) + (np.cumsum(lengths_U) - lengths_U)[users_P[one]] - (np.cumsum(others_P) - others_P)[one]
-    )
-    codes = (columns_P[one] * data.items + columns_P[other])[one != other]
-    codes_W, counts_W = _summed(codes, np.ones(len(codes)), data.items)
-    rows_W, columns_W = np.divmod(codes_W, data.items)
-    cosine_W = counts_W / np.sqrt(events_I[rows_W] * events_I[columns_W])
-    order_W = np.argsort(rows_W - cosine_W / 2, kind="stable")
-    place_W = np.arange(len(order_W)) - np.searchsorted(rows_W, rows_W[order_W])
-    kept_W = np.sort(order_W[place_W < NEIGHBOURS])
-    return ItemToItem.of(data, codes_W[kept_W], cosine_W[kept_W], DECAYS[0])
-
-
-def _summed(codes: Longs, weights: Floats, items: int) -> tuple[Longs, Floats]:
-    """The different codes, ascending, and the sum of the weights of each."""
-    if items * items > BINS:
-        codes_W, places = np.unique(codes, return_inverse=True)
-        return codes_W, np.bincount(places, weights).astype(np.float64)
-    sums = np.bincount(codes, weights).astype(np.float64)
-    codes_W = np.flatnonzero(sums).astype(np.int64)
-    return codes_W, sums[codes_W]
+    begins_U = np.cumsum(lengths_U) - lengths_U
+    pairs_I = np.bincount(columns_P, lengths_U[users_P], data.items).astype(np.int64)
+    users_P, begins_I1 = users_P[np.argsort(columns_P, kind="stable")], np.append(0, np.cumsum(events_I))
+    parts = []
+    for first, stop in _blocks(pairs_I, PAIRS):
+        poll()
+        # Each item with each item of each of its users.
+        users, rows = (
+            users_P[begins_I1[first] : begins_I1[stop]],
+            np.repeat(np.arange(first, stop), events_I[first:stop]),
+        )
+        one, other = _ranges(begins_U[users], lengths_U[users])
+        rows, columns = rows[one], columns_P[other]
+        counts = PairCounts(stop - first, data.items)
+        counts.add(rows[rows != columns] - first, columns[rows != columns], 1.0)
+        rows_W, columns_W, counts_W = counts.result()
+        rows_W += first
+        cosine_W = counts_W / np.sqrt(events_I[rows_W] * events_I[columns_W])
+        order_W = np.argsort(rows_W - cosine_W / 2, kind="stable")
+        place_W = np.arange(len(order_W)) - np.searchsorted(rows_W, rows_W[order_W])
+        kept_W = np.sort(order_W[place_W < NEIGHBOURS])
+        parts.append((rows_W[kept_W], columns_W[kept_W].astype(np.int32), cosine_W[kept_W]))
+    rows_W, columns, weights_W = (np.concatenate(part) for part in zip(*parts))
+    offsets_I1 = np.searchsorted(rows_W, np.arange(data.items + 1))
+    kept = ItemRows(offsets_I1, columns, weights_W, np.ones(data.items))
+    return ItemToItem(data, kept, np.arange(data.items), np.diff(offsets_I1), DECAYS[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +377,7 @@ class RecentPopularity:
     """Training events of each item in a time before the target."""
 
     data: NextItemData
-    items_E: Longs
+    items_E: NDArray[np.int32]
     times_E: Longs
     """In ascending order."""
     seconds: int
@@ -244,9 +386,9 @@ class RecentPopularity:
     def options(data: NextItemData) -> list[RecentPopularity]:
         """With the time of all events, half of it, and so on."""
         assert data.times_E is not None
-        _, events_P = histories(data, after_training(data))
+        events_P = np.flatnonzero(training_events(data))
         events_P = events_P[np.argsort(data.times_E[events_P], kind="stable")]
-        items_E, times_E = data.items_E[events_P].astype(np.int64) - 1, data.times_E[events_P]
+        items_E, times_E = data.items_E[events_P] - 1, data.times_E[events_P]
         span = int(times_E[-1] - times_E[0]) + 1
         return [RecentPopularity(data, items_E, times_E, max(1, span >> halving)) for halving in range(HALVINGS)]
 

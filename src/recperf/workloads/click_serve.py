@@ -271,6 +271,7 @@ class ServedRatings(ServedClicks):
     def __init__(self, clicks: Clicks, model: DLRM, settings: Settings) -> None:
         super().__init__(clicks, model, settings)
         self.ratings, self.data_digest = clicks.ratings, clicks.ratings.digest
+        self.data_features = list(clicks.dense_names)
         self.roles = {"user": ("user", "user_id", "userId"), "item": ("item", "item_id", "itemId", "movieId")}
         self.users, self.items = self._ids("user", self.ratings.user), self._ids("item", self.ratings.item)
 
@@ -305,13 +306,9 @@ class ServedRatings(ServedClicks):
     def _columns(self, users_N: Longs, items_N: Longs, own_D: NDArray[np.bool_]) -> ItemColumns:
         """The features of all users, or of all items, while the other is unknown."""
         data, train = self.ratings, self.clicks.index["train"]
-        labels, size = data.liked[train], int(data.user.max()) + 1
-        count_U = np.bincount(data.user[train], minlength=size)
-        clicks_U = np.bincount(data.user[train], weights=labels, minlength=size)
-        overall = labels.mean() if len(labels) else 0.5
-        mean_U = np.where(count_U > 0, clicks_U / np.maximum(count_U, 1), overall)
+        count_U, count_I = (np.bincount(ids[train], minlength=int(ids.max()) + 1) for ids in (data.user, data.item))
         data = replace(data, user=users_N, item=items_N)
-        dense_ND = np.stack(list(dense_features(data, mean_U[users_N], count_U[users_N]).values()), 1)
+        dense_ND = np.stack(list(dense_features(data, count_U[users_N], count_I[items_N]).values()), 1)
         sparse = data.id_features().items()
         ids_NS = np.stack([np.where(np.isin(ids, self._trained(key)), ids, 0) for key, (ids, _) in sparse], 1)
         columns = ItemColumns(len(users_N), len(own_D), len(self.keys))

@@ -75,7 +75,7 @@ class TieredRows:
         self._active: dict[int, Placed] = {}
         """Batches that are placed and not finished, by their numbers."""
         self._ends: dict[int, Any] = {}
-        """Events after finished batches that placing has not waited for yet."""
+        """Events after finished batches that the device may not have reached yet."""
         self._loaded: Any = None
         """The event after the last rows were put into slots."""
         self._returning: list[tuple[Longs, Tensor, Any]] = []
@@ -200,7 +200,7 @@ class TieredRows:
         self._finished.append((placed, event))
 
     def _collect(self) -> None:
-        """Release the slots of finished batches."""
+        """Release the slots of finished batches, and forget events that the device has passed."""
         while self._finished:
             placed, event = self._finished.popleft()
             if self._active.pop(placed.number, None) is None:
@@ -210,6 +210,8 @@ class TieredRows:
             self.slots.unpin(placed.slots_N)
             if event is not None:
                 self._ends[placed.number] = event
+        while self._ends and self._ends[oldest := next(iter(self._ends))].query():
+            del self._ends[oldest]
 
     def waited(self, seconds: float) -> None:
         """Count the time that a step waited for its batch."""
