@@ -119,20 +119,24 @@ class Sites(ast.NodeVisitor):
             self.statement = _head(node)
             if not self.in_function:
                 self.name = next((name.id for name in ast.walk(node) if isinstance(name, ast.Name)), "")
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns"):
-                continue
+        self._visit_fields(node, [name for name in node._fields if name not in ("annotation", "returns")])
+
+    def _visit_fields(self, node: ast.AST, names: Iterable[str]) -> None:
+        for name in names:
+            value = getattr(node, name)
             for place, child in enumerate(value) if isinstance(value, list) else ((None, value),):
                 if isinstance(child, ast.AST):
-                    self._add(node, name, place, child)
                     before = self.statement, self.name
+                    self._add(node, name, place, child)
                     self.visit(child)
                     self.statement, self.name = before
 
     def _add(self, parent: ast.AST, name: str, place: int | None, node: ast.AST) -> None:
         changes = list(_changes(node))
         if (isinstance(parent, ast.If | ast.While | ast.IfExp) and name == "test") or name == "ifs":
-            changes.append(ast.UnaryOp(ast.Not(), node))
+            # A comparison and a negation have their opposite among their own changes.
+            if not isinstance(node, ast.Compare | ast.UnaryOp):
+                changes.append(ast.UnaryOp(ast.Not(), node))
         if isinstance(parent, ast.Return):
             changes.append(_other_return(node, self.returned))
         if isinstance(node, ast.stmt):
@@ -174,8 +178,7 @@ class Sites(ast.NodeVisitor):
         self.in_function |= function
         self.returned = ast.unparse(node.returns) if function and node.returns else ""
         self.scopes.append(node.name)
-        for child in node.body:
-            self.visit(child)
+        self._visit_fields(node, ["body"])
         self.scopes.pop()
         self.in_function, self.returned = outer
 
