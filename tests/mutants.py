@@ -133,10 +133,10 @@ class Sites(ast.NodeVisitor):
 
     def _add(self, parent: ast.AST, name: str, place: int | None, node: ast.AST) -> None:
         changes = list(_changes(node))
-        if (isinstance(parent, ast.If | ast.While | ast.IfExp) and name == "test") or name == "ifs":
-            # A comparison and a negation have their opposite among their own changes.
-            if not isinstance(node, ast.Compare | ast.UnaryOp):
-                changes.append(ast.UnaryOp(ast.Not(), node))
+        condition = (isinstance(parent, ast.If | ast.While | ast.IfExp) and name == "test") or name == "ifs"
+        # A comparison and a negation have their opposite among their own changes.
+        if condition and not isinstance(node, ast.Compare | ast.UnaryOp):
+            changes.append(ast.UnaryOp(ast.Not(), node))
         if isinstance(parent, ast.Return):
             changes.append(_other_return(node, self.returned))
         if isinstance(node, ast.stmt):
