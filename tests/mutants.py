@@ -372,6 +372,7 @@ class Forks:
         code = 1
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -553,6 +554,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options, start = arguments(), time.monotonic()
+    # An exception ends the forks and removes their folders.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     root = options.root.resolve()
     files = sorted({str(f.relative_to(root)) for name in options.files for f in root.glob(f"src/*/{name}")})
     sites = [site for file in files for site in Sites(root, file).found]
