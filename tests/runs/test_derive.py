@@ -14,7 +14,7 @@ import pytest
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.runs import derive
-from recperf.runs.result import Difference, Quality, Target, Throughput
+from recperf.runs.result import Difference, Evaluation, Quality, Target, Throughput, TrialResult
 from recperf.runs.schemas import SavedScores, Timing
 
 NO_TARGET = Target(beat=None, accuracy=None, auc=None)
@@ -151,8 +151,8 @@ def standing(*replicates: float) -> Difference:
     return row
 
 
-def detailed(scores: dict[str, Any], auc: float = 0.7, **baselines: dict[str, float]) -> Quality:
-    metrics = {"auc": auc, "log_loss": 0.5, "calibration_error": 0.02}
+def detailed(scores: dict[str, Any], auc: float | None = 0.7, **baselines: dict[str, float]) -> Quality:
+    metrics = {"log_loss": 0.5, "calibration_error": 0.02} | ({} if auc is None else {"auc": auc})
     quality = Quality(metrics=metrics, spread={}, seeds=[], target=NO_TARGET, met=False, baselines=baselines)
     derive.add_detail(quality, msgspec.convert(scores, SavedScores))
     return quality
@@ -237,7 +237,8 @@ def test_what_cannot_be_compared_is_left_out() -> None:
     assert (alone.differences, alone.baseline_intervals, alone.segments[0].auc) == ((), None, None)
     assert detailed({**SCORES, "seeds": {}}).interval is None
     unlabelled = {"1": sampled(None, rows_digest="a")}
-    assert detailed({**SCORES, "seeds": unlabelled, "baselines": {}}).interval is None
+    ranked_only = detailed({**SCORES, "seeds": unlabelled, "baselines": {}}, auc=None)
+    assert (ranked_only.interval, ranked_only.warnings) == (None, ())
     # A model may rank everything the wrong way round.
     wrong = {"1": sampled(0.0, *[0.0] * 9, rows_digest="a")}
     (row,) = detailed({**SCORES, "seeds": wrong, "baselines": {"rule": sampled(0.5, *[0.5] * 9)}}).differences
@@ -318,3 +319,32 @@ def test_a_target_is_met_if_every_bound_is(target: dict[str, Any], standing: str
     assert derive.meets({"accuracy": 0.7, "auc": 0.8}, baselines, wanted, rows) is met
     # A bound of a metric that the workload does not have is none.
     assert derive.meets({"ndcg_10": 0.2}, {}, Target(beat=None, accuracy=0.9, auc=0.9)) is True
+
+
+@pytest.mark.parametrize(
+    ("negative", "met"), [(None, True), (0, True), (1, True), (4, False), (99, False), (100, False)]
+)
+def test_the_interval_of_the_difference_decides_whether_a_baseline_is_beaten(negative: int | None, met: bool) -> None:
+    """Of 100 replicates so many are negative: the interval leaves out 2.5 % on either side."""
+    trials = [
+        TrialResult(seed=seed, metrics={"auc": auc}, best=Evaluation(step=1, epoch=1, metrics={}))
+        for seed, auc in ((42, 0.75), (43, 0.875), (44, 1.0))
+    ]
+    rule = sampled(0.5, *[0.5] * 100)
+    replicates = [0.25] * (negative or 0) + [0.75] * (100 - (negative or 0))
+    scores = {
+        **SCORES, "baselines": {"rule": rule}, "segments": {},
+        "seeds": {"42": sampled(0.875, *replicates, rows_digest="a")},
+    }  # fmt: skip
+    evidence: Any = SimpleNamespace(
+        trials=lambda: trials,
+        baselines={"rule": {"auc": 0.5}},
+        has=lambda name: name == "scores.json" and negative is not None,
+        file=lambda name, kind: msgspec.convert(scores, kind),
+    )
+    quality = derive.quality_of(evidence, Target(beat="rule", accuracy=None, auc=None))
+    assert (quality.met, quality.metrics, quality.seeds) == (met, {"auc": 0.875}, trials)
+    assert quality.spread == {"auc": 0.125}
+    assert len(quality.differences) == (negative is not None)
+    del trials[1:]
+    assert derive.quality_of(evidence, NO_TARGET).spread == {}
