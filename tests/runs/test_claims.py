@@ -17,6 +17,7 @@ from recperf.measure.profile_records import ColdOverHot, Pair, Profile
 from recperf.runs import contract
 from recperf.runs.contract import judge
 from recperf.runs.evidence import Evidence, curve, kind_of, read_profile
+from recperf.runs.record import PROFILE_MARK
 from recperf.runs.schemas import Event, Scores, Step
 
 
@@ -264,3 +265,16 @@ def test_the_kind_of_a_file(tmp_path: Path) -> None:
 def test_a_chosen_name_is_shortened_to_its_random_end() -> None:
     assert Evidence(Path("micro-dlrm-20261118-101112-a1b2c3")).short_name == "micro-dlrm a1b2c3"
     assert Evidence(Path("my-run-101112-a1b2c3")).short_name == "my-run-101112-a1b2c3"
+
+
+def test_a_folder_without_a_result_is_unfinished_or_a_profile(tmp_path: Path) -> None:
+    folder = examples.make_run(tmp_path / "run")
+    assert Evidence(folder).result.workload == "micro-dlrm"
+    (folder / "result.json").unlink()
+    with pytest.raises(DataError, match="not finished") as refused:
+        _ = Evidence(folder).result
+    assert refused.value.fix == f"recperf run --resume {folder}"
+    (folder / PROFILE_MARK).touch()
+    with pytest.raises(DataError, match="holds a profile, not a run"):
+        _ = Evidence(folder).result
+    assert (kind_of(folder), kind_of(tmp_path)) == ("profile", "run")
