@@ -18,9 +18,11 @@ OTHER   := .venv-torch-$(VERSION)
 
 MINUTES ?= 30
 SEED    ?= 1
+COUNT   ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized test-gpu chaos lint types docs notebooks bench clean
+.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized test-gpu test-mutants chaos lint types docs \
+  notebooks bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +52,9 @@ test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitize
 # With the Python that is there: a machine with a GPU often has torch, and no package index.
 test-gpu: ## commands as a user runs them, on this machine's GPU, as PART=runs, commands or ranks
 	$(PYTHON) tests/gpu/gpu_commands.py $(PART) --jobs 3
+
+test-mutants: $(VENV)/.test-ready ## changes formulas at random and shows what no test notices, as SEED=1 COUNT=300
+	$(BIN)/python tests/mutants.py --seed $(SEED) --count $(COUNT)
 
 chaos: $(VENV)/.test-ready $(VENV)/.distributed-ready ## random signals, damage and full disks, as MINUTES=30 SEED=1
 	$(BIN)/python tests/reliability/chaos.py --minutes $(MINUTES) --seed $(SEED)

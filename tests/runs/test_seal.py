@@ -81,8 +81,9 @@ def test_a_folder_in_the_place_of_a_file(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
     assert any("config.json" in text for text in differences(folder).values())
-    with pytest.raises(DataError, match="cannot seal"):
+    with pytest.raises(DataError, match="cannot seal") as refused:
         seal(folder)
+    assert refused.value.where == {"file": str(folder / "config.json")}
     with pytest.raises(DataError, match=r"cannot read config\.json"):
         _ = Evidence(folder).config
 
