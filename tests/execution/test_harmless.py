@@ -60,12 +60,12 @@ def test_26_tables_of_every_size() -> None:
     """Ids of one shape are looked up in tables of different sizes: those of one are no ids of the other."""
     kinds = itertools.cycle(("embedding", "bag", "index"))
     rows = [3, 10_000, 5, 64, 65, 1000] * 4 + [7, 100_000]
-    require_harmless(Case(list(zip(kinds, rows)), True, "adam", 0.3, True, few=True))
+    require_harmless(Case(list(zip(kinds, rows)), True, "adam", 0.3, True, batches=4))
 
 
 @pytest.mark.slow
 def test_a_table_of_ten_million_rows() -> None:
-    require_harmless(Case([("bag", 10_000_000), ("embedding", 3)], True))
+    require_harmless(Case([("bag", 10_000_000), ("embedding", 3)], True, width=8))
 
 
 def test_new_ids_are_rows_of_the_table_of_each_call() -> None:
