@@ -43,7 +43,7 @@ _DESCRIPTORS = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
     *(types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType),
 )
-_FIXED = (
+_FIXED: tuple[type, ...] = (
     *(int, float, complex, str, bytes, range, slice, type(None), type(...), type(NotImplemented)),
     *(*_DESCRIPTORS, types.MappingProxyType, types.GenericAlias, weakref.ReferenceType, *weakref.ProxyTypes),
     *(operator.attrgetter, operator.itemgetter, operator.methodcaller, re.Pattern, enum.Enum, decimal.Decimal),
@@ -64,7 +64,7 @@ class SavedState:
     """
 
     def __init__(self, *roots: object) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._tensors: list[_SavedTensor] = []
         self._copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         self._sparse: list[tuple[Tensor, Tensor]] = []
@@ -103,7 +103,7 @@ class SavedState:
 
     def _forget(self) -> None:
         for one in (self._undo, self._tensors, self._copies, self._sparse, self._seen):
-            one.clear()  # type: ignore[attr-defined]
+            one.clear()
 
     def _require_memory(self) -> None:
         storages = {saved.storage._cdata: saved.storage for saved in self._tensors}
@@ -322,10 +322,10 @@ class _SavedTensor:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _random_states() -> Iterator[Callable[[], None]]:
+def _random_states() -> Iterator[Callable[[], object]]:
     """How the global random generators are put back."""
     cuda = torch.cuda.default_generators if cuda_used() else ()
     for generator in (torch.default_generator, *cuda):
@@ -340,9 +340,9 @@ def _same(some: Any, others: Any) -> bool:
 
 def _put_items(one: Any, items: list[Any]) -> None:
     if not _same(one, items):
-        base = next(base for base in (list, deque, set) if isinstance(one, base))
+        base: Any = next(base for base in (list, deque, set) if isinstance(one, base))
         base.clear(one)
-        (set.update if base is set else base.extend)(one, items)  # type: ignore[attr-defined]
+        (base.update if base is set else base.extend)(one, items)
 
 
 def _put_dict(one: dict[Any, Any], items: dict[Any, Any]) -> None:
