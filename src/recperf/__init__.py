@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .execution.step_profile import Profiler, profile
     from .runs.step_report import Report, load
     from .workloads.opened import OpenRun
-    from .workloads.opened import OpenRun as open  # noqa: F401
+
+    open = OpenRun
 
 # Without `open`: a star import must not replace the builtin function.
 __all__ = ["OpenRun", "Profiler", "Report", "__version__", "load", "profile"]
