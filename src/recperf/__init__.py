@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from .execution.step_profile import Profiler, profile
     from .runs.step_report import Report, load
     from .workloads.opened import OpenRun
-    from .workloads.opened import OpenRun as open
 
-__all__ = ["OpenRun", "Profiler", "Report", "__version__", "load", "open", "profile"]
+    open = OpenRun
+
+# Without `open`: a star import must not replace the builtin function.
+__all__ = ["OpenRun", "Profiler", "Report", "__version__", "load", "profile"]
 
 _PLACES = {
     "profile": "execution.step_profile",
@@ -42,4 +44,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "open"]

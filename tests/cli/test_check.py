@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import recperf
 from recperf.cli import check, main
+from recperf.measure.attribution import divided_ms
 from recperf.runs import contract
-from recperf.runs.evidence import present, seal
+from recperf.runs.evidence import Evidence, present, seal
 
 Call = Callable[..., tuple[int, str, str]]
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none", "--quiet"]
@@ -30,6 +32,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main([*QUICK, "--run-dir", str(folder)]) == 0
     seal(folder)
     return folder
+
+
+def test_the_profile_of_a_run_is_a_report(finished: Path, tmp_path: Path) -> None:
+    """One file name, one format: recperf.load reads what a run wrote as well as what a report saved."""
+    report, written = recperf.load(finished / "profile.json"), Evidence(finished).profile
+    assert written is not None
+    assert (report.verdict, report.shares, report.experiments) == (written.verdict, written.shares, written.experiments)
+    assert report.operators
+    assert divided_ms(report.waits, report.operators) == pytest.approx(report.step_ms.p50, rel=0.05)
+    assert report.verdict.limit in str(report)
+    assert report.page(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert recperf.load(report.save(tmp_path / "profile.json")) == report
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from ..measure.observing import SHORT, Observer
 from ..measure.peaks.records import Peaks
 from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
 from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
+from ..measure.saved_state import SavedState
 from ..runs.step_report import KIND, SCHEMA, Report
 
 Experiments = Callable[[Attribution, Observed], list[Experiment]]
@@ -66,6 +67,8 @@ class Profiler:
         self._report: Report | None = None
         self._peaks: Peaks | None = None
         self._experiment: Experiments | None = None
+        self._undone = 0
+        """Steps that are undone, because they repeated a batch."""
         self._driven = False
         """Whether the loop goes on until enough steps were seen."""
 
@@ -162,6 +165,7 @@ class Profiler:
             experiments=experiments,
             waits=observed.waits,
             steps=observed.steps or ObservedSteps(0, 0, 0),
+            steps_trained=self.observer.seen - self._undone,
             device=observed.device,
             threads=observed.threads,
             other_work=observed.other_work,
@@ -200,34 +204,71 @@ def profile(
 ) -> Report:
     """Run a training step until it is clear what limits it, and return the report.
 
-    `step` is called with the next of the `batches`, or with nothing where there are none. `model` names parts by
-    module. The verdict is confirmed by experiments that repeat the step: with a batch in memory, twice the batch, half
-    the threads, hot ids, as a CUDA graph. They run where they take under 10 s; `confirm=True` always runs them,
-    `confirm=False` never.
+    `step` is called with the next of the `batches`, or with nothing where there are none. A step of several parameters
+    gets the elements of a tuple or list, or the values of a dict by name. `model` names parts by module. The verdict is
+    confirmed by experiments that repeat the step: with a batch in memory, twice the batch, half the threads, hot ids,
+    as a CUDA graph. They run where they take under 10 s; `confirm=True` always runs them, `confirm=False` never.
+
+    Experiments are undone: afterwards weights, buffers, optimizers, gradients and random state are those that
+    `report.steps_trained` calls of the step leave, on the batches in the order in which they were drawn. Where the step
+    holds something that cannot be put back, such as an iterator, or a copy does not fit in memory, there are none, and
+    the notes of the report say why.
     """
-    takes_batch = batches is not None and _takes_argument(step)
     last: list[Any] = []
+    run, takes_batch = step, False
+    profiler = Profiler(model, light=light, quiet=quiet)
+    repeated = _Repeated(profiler, step, last)
+    if batches is None and not _binds(step):
+        raise UsageError(f"the step has parameters {inspect.signature(step)}, but there are no batches",
+                         fix="recperf.profile(step, batches=loader)")  # fmt: skip
 
     def experiment(attribution: Attribution, observed: Observed) -> list[Experiment]:
         if confirm is False or light or not observed.operators:
             return []
+        if problem := repeated.save():
+            observed.notes.append(f"no experiment was run, because the step could not be undone: {problem}")
+            return []
         seconds = None if confirm is None else UNLIMITED_SECONDS
         batch = last[0] if last else None
-        return run_experiments(step, batch, bool(last), attribution, observed, seconds, peaks=profiler._peaks)
+        return run_experiments(run, batch, bool(last), attribution, observed, seconds, peaks=profiler._peaks)
 
-    profiler = Profiler(model, light=light, quiet=quiet)
     profiler._experiment, profiler._driven = experiment, True
-    with profiler:
-        for batch in _endless(profiler, batches):
-            if takes_batch:
-                last[:] = [batch]
-                step(batch)
-            else:
-                step()
-            profiler.step()
-            if profiler.done:
-                break
+    try:
+        with profiler:
+            for number, batch in enumerate(_endless(profiler, batches, repeated)):
+                if not number and batches is not None:
+                    run, takes_batch = _call(step, batch)
+                if takes_batch:
+                    last[:] = [batch]
+                    run(batch)
+                else:
+                    step()
+                profiler.step()
+                if profiler.done:
+                    break
+    finally:
+        repeated.undo()
     return profiler.report
+
+
+class _Repeated:
+    """Steps that repeat a batch, in experiments or because there are too few: all of them are undone together."""
+
+    def __init__(self, profiler: Profiler, *roots: object) -> None:
+        self._profiler, self._roots = profiler, roots
+        self._saved: SavedState | None = None
+
+    def save(self, *batches: object) -> str:
+        """Save the state before the first of them, and return why that is not possible."""
+        if self._saved is None:
+            watch = self._profiler.watch
+            optimizers = watch.stepped if watch else None
+            self._saved = SavedState(*self._roots, self._profiler._model, optimizers, *batches)
+        return self._saved.problem
+
+    def undo(self) -> None:
+        if self._saved is not None and not self._saved.problem:
+            self._saved.restore()
 
 
 def length(batches: Any) -> int | None:
@@ -246,9 +287,27 @@ def prefetched(batches: Any) -> int:
     return (getattr(batches, "num_workers", None) or 0) * (getattr(batches, "prefetch_factor", None) or 0)
 
 
-def _takes_argument(step: Callable[..., object]) -> bool:
+def _call(step: Callable[..., object], batch: Any) -> tuple[Callable[..., object], bool]:
+    """How a batch is passed to the step, as its parameters ask for it, and whether the step takes one."""
+    if _binds(step, batch):
+        return step, True
+    if isinstance(batch, (tuple, list)) and _binds(step, *batch):
+        return lambda batch: step(*batch), True
+    if isinstance(batch, dict) and all(isinstance(key, str) for key in batch) and _binds(step, **batch):
+        return lambda batch: step(**batch), True
+    if _binds(step):
+        return step, False
+    parts = f" of {len(batch)} elements" if isinstance(batch, (tuple, list, dict)) else ""
+    raise UsageError(
+        f"the step's parameters {inspect.signature(step)} do not fit its batches: the first is a {type(batch).__name__}"
+        f"{parts}",
+        fix="def step(batch): ...",
+    )
+
+
+def _binds(step: Callable[..., object], *arguments: Any, **named: Any) -> bool:
     try:
-        inspect.signature(step).bind(None)
+        inspect.signature(step).bind(*arguments, **named)
     except TypeError:
         return False
     except ValueError:  # It has no signature that can be read.
@@ -256,9 +315,9 @@ def _takes_argument(step: Callable[..., object]) -> bool:
     return True
 
 
-def _endless(profiler: Profiler, batches: Iterable[Any] | None) -> Iterator[Any]:
+def _endless(profiler: Profiler, batches: Iterable[Any] | None, repeated: _Repeated) -> Iterator[Any]:
     """Batches again and again. An iterator ends once: where steps are still to be traced then, its batches are used
-    again from memory."""
+    again from memory, and the steps on them are undone."""
     if batches is None:
         while True:
             yield None
@@ -274,10 +333,15 @@ def _endless(profiler: Profiler, batches: Iterable[Any] | None) -> Iterator[Any]
         if not count or once:
             break
     observer = profiler.observer
-    if kept and not observer.traced_enough:
-        observer.notes.append(f"the batches ended after {count}: traced and counted steps used them again from memory")
-        observer.expected = count
+    if not kept or observer.traced_enough:
+        return
+    note = f"the batches ended after {count}: traced and counted steps used them again from memory"
+    with observer.paused():
+        problem = repeated.save(kept)
+    observer.notes.append(note + (f" and could not be undone: {problem}" if problem else ""))
+    observer.expected = count
     for batch in cycle(kept):
         if observer.traced_enough:
             break
+        profiler._undone += not problem
         yield batch

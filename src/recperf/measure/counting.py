@@ -11,7 +11,7 @@ import math
 import resource
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 from time import process_time_ns
 from typing import Any, NamedTuple
 
@@ -365,11 +365,10 @@ def precision_of(inputs: list[Tensor]) -> str:
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results; other things with elements, such as a storage, have none."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, (list, tuple)) or (
-        hasattr(values, "__iter__") and not isinstance(values, (str, bytes, dict))
-    ):
+    elif isinstance(values, (list, tuple, ValuesView)):
         for value in values:
             yield from tensors_in(value)
 

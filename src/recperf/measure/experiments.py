@@ -1,7 +1,7 @@
 """Experiments that confirm a verdict: the same step is changed in one way, and its time must follow the shares.
 
 Each variant takes turns with the unchanged step, so that a change of the machine affects both. A step that does not
-allow a variant is left alone.
+allow a variant is left alone. All of them train: whoever runs them saves the state before and puts it back.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from .attribution import SMALL, divided_ms
 from .ceilings import ceilings_of
 from .clocks import ThreadClock, cuda_used
-from .counting import DispatchMode
+from .counting import DispatchMode, named
 from .limits import NOTICEABLE
-from .operators import ids_argument
+from .operators import RESULT, RowAccess, replaceable
 from .peaks.records import Peaks
-from .records import Attribution, Experiment, Observed, Percentiles
+from .program_facts import is_compiled
+from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles
 from .trace.nesting import spread as percentiles
 
 Range = tuple[float, float]
@@ -32,6 +33,7 @@ SECONDS = 10.0
 """All experiments together may take this long unless more is allowed."""
 TURNS = 4
 HOT_ROWS = 64
+_SPARSE = "aten::_sparse_coo_tensor_with_dims_and_tensors"
 OPTIMIZER = "optimizer"
 """The work of an optimizer, which follows the parameters, not the batch."""
 FIXED = ("dispatch", "python", "launch", "sync", "blocked")
@@ -131,9 +133,10 @@ def _variants(
         ranges = _expected(own, _half_threads(peaks, threads))
         yield Variant("half the threads", plain, *ranges, lambda: using_threads(threads // 2))
     rows = attribution.operators
-    replaceable = sum(row.random_ms for row in rows if ids_argument(row.name) is not None)
-    random_rows = attribution.random / whole * replaceable / max(1e-12, sum(row.random_ms for row in rows))
-    if random_rows >= 0.2:
+    replaced = sum(row.random_ms for row in rows if replaceable(row.name, backward=_is_backward(row)))
+    random_rows = attribution.random / whole * replaced / max(1e-12, sum(row.random_ms for row in rows))
+    # A compiled function that met a dispatch mode would never run compiled again.
+    if random_rows >= 0.2 and not is_compiled():
         yield Variant("ids of a few hot rows", plain, (0.0, 1 - 0.3 * random_rows), SAME, _HotIds)
     # A step that waits for the device cannot be captured.
     if not on_cpu and own["launch"] >= 0.2 and not observed.waits.get("sync"):
@@ -141,6 +144,10 @@ def _variants(
         if captured is not None:
             gone = own["launch"] + own["python"]
             yield Variant("the step as a CUDA graph", captured, (0.0, 1 - 0.5 * gone), SAME)
+
+
+def _is_backward(row: DividedOperator) -> bool:
+    return row.place is not None and row.place.backward
 
 
 def _half_threads(peaks: Peaks | None, threads: int) -> dict[str, Range]:
@@ -275,24 +282,49 @@ def _could_be_offsets(tensor: Tensor) -> bool:
 
 
 class _HotIds(DispatchMode):
-    """Replaces the ids of every lookup by those of a few rows, which stay in a cache."""
+    """Replaces the ids of every lookup, and of its backward pass, by those of a few rows, which stay in a cache.
+
+    Autograd keeps the ids of the forward pass, so both passes see the same ids and replace them in the same way. New
+    ids follow from sizes alone: no call waits for the device, and they are rows of the table of that very call.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ids: dict[tuple[Any, ...], Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        place = ids_argument(func._schema.name)
-        if place is not None and len(args) > place and isinstance(args[place], Tensor):
-            ids = args[place]
-            if not ids.dtype.is_floating_point and ids.dtype != torch.bool:
-                key = (tuple(ids.shape), ids.dtype, ids.device)
-                if key not in self._ids:
-                    largest = int(ids.max()) + 1 if ids.numel() else 1
-                    flat = torch.arange(ids.numel(), device=ids.device) % min(HOT_ROWS, largest)
-                    self._ids[key] = flat.to(ids.dtype).reshape(ids.shape)
-                args = (*args[:place], self._ids[key], *args[place + 1 :])
-        return func(*args, **(kwargs or {}))
+        kwargs, name = kwargs or {}, func._schema.name
+        backward = torch._C._current_graph_task_id() != -1
+        access = replaceable(name, backward=backward)
+        if access is not None and len(args) > access.ids:
+            new = self._replaced(access, args[access.ids], args, named(func, args, kwargs))
+            args = (*args[: access.ids], new, *args[access.ids + 1 :])
+        elif name == _SPARSE and backward and args[0] == 1 and not kwargs.get("is_coalesced"):
+            # A sparse gradient of a table: sparse dimensions, dense ones, size, ids, rows.
+            args = (*args[:3], self._hot(args[3], args[2][0]), *args[4:])
+        return func(*args, **kwargs)
+
+    def _replaced(self, access: RowAccess, ids: Any, args: Any, arguments: dict[str, Any]) -> Any:
+        if access.table == RESULT:
+            return self._hot(ids, arguments["num_weights"])
+        table, dim = args[access.table], arguments.get("dim", 0)
+        # Integers and booleans may be ids, offsets or masks for what follows.
+        if not isinstance(table, Tensor) or not table.is_floating_point() or not table.dim():
+            return ids
+        if access.unit == "listed":
+            return [self._hot(one, size) for one, size in zip(ids, table.shape)] if len(ids) <= table.dim() else ids
+        elements = access.unit == "element" and "dim" not in arguments
+        return self._hot(ids, table.numel() if elements else table.shape[dim])
+
+    def _hot(self, ids: Any, rows: int) -> Any:
+        """As many ids of a few of the `rows`; what is not a tensor of ids stays."""
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64) or not ids.numel() or not rows:
+            return ids
+        key = (tuple(ids.shape), ids.dtype, ids.device, min(HOT_ROWS, rows))
+        if key not in self._ids:
+            flat = torch.arange(ids.numel(), device=ids.device) % min(HOT_ROWS, rows)
+            self._ids[key] = flat.to(ids.dtype).reshape(ids.shape)
+        return self._ids[key]
 
 
 def _captured(step: Callable[[], object]) -> Callable[[], object] | None:

@@ -177,6 +177,28 @@ class Observer:
         self._input = self._ranks = _ZERO
         self._began = self.clock.now()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context for what the loop does between two steps besides waiting for input: it is neither timed, traced nor
+        counted. Traced steps must follow each other, so tracing and counting begin again."""
+        plain_cpu, state = self._plain_cpu, self.state
+        if state == "traced":
+            self._step_range.__exit__(None, None, None)
+            self._stop_trace()
+            self.traced.clear()
+        elif state == "counted":
+            self._stack.close()
+        yield
+        if state == "traced":
+            self._start_trace()
+            self._plain_cpu = plain_cpu
+        elif state == "counted":
+            self._start_counting()
+        elif state == "plain":
+            self._leave_out()
+        self._input = self._ranks = _ZERO
+        self._began = self.clock.now()
+
     @property
     def _unwatched(self) -> bool:
         """Whether the current step of the light mode is not timed: its clocks would cost more than they tell."""

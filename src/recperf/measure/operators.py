@@ -161,10 +161,17 @@ class CallWork(Struct):
     """From where it was called; see places.py."""
 
 
-def ids_argument(name: str) -> int | None:
-    """The position of the ids among the arguments of an operator that accesses random rows."""
+_STORING = ("aten::index_copy_", "aten::scatter_")
+"""Operators with ids that store rows: where ids were replaced, other rows would keep what was never written."""
+
+
+def replaceable(name: str, *, backward: bool) -> RowAccess | None:
+    """The access of a lookup, or of the backward pass of one: other ids do not change what its result means. In a
+    forward pass an operator that adds to rows may count or pool by its ids, which then must stay."""
     access = ROW_ACCESS.get(name)
-    return None if access is None else access.ids
+    if access is None or name in _STORING or (access.updates and access.table != RESULT and not backward):
+        return None
+    return access
 
 
 def traffic_kind(name: str) -> str | None:

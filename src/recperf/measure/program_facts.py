@@ -5,6 +5,7 @@ where a running program is watched; the facts of a trace follow from the names i
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class ProgramWatch:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self.optimizers: dict[int, OptimizerFacts] = {}
+        self.stepped: list[Any] = []
+        """The optimizers themselves."""
         self.loader: LoaderFacts | None = None
         self.close = register_optimizer_step_post_hook(self._stepped).remove
 
@@ -35,14 +38,12 @@ class ProgramWatch:
 
         if not is_compiling() and id(optimizer) not in self.optimizers:
             self.optimizers[id(optimizer)] = optimizer_facts(optimizer)
+            self.stepped.append(optimizer)
 
     def facts(self, threads: int, modules: Iterable[tuple[str, Any]], *, has_model: bool) -> ProgramFacts:
         """Everything that is known now; `modules` are those of the model or of the program, by name."""
-        import sys
-
         from torch import nn
 
-        dynamo = sys.modules.get("torch._dynamo.utils")
         return ProgramFacts(
             threads=threads,
             cores=usable_cores(),
@@ -60,9 +61,15 @@ class ProgramWatch:
                 if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
             ],
             has_model=has_model,
-            compiled=bool(dynamo and dynamo.counters["frames"]),
+            compiled=is_compiled(),
             huge_pages=huge_pages(),
         )
+
+
+def is_compiled() -> bool:
+    """Whether the program has compiled a function."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(dynamo and dynamo.counters["frames"])
 
 
 def optimizer_facts(optimizer: Any) -> OptimizerFacts:

@@ -332,6 +332,9 @@ class StepProfile(Explanation, kw_only=True):
     """What each experiment should have done and did."""
     waits: dict[str, Number]
     steps: ObservedSteps
+    steps_trained: int | None = None
+    """How many of the steps are left in weights, buffers, optimizers and random state: those on batches as they were
+    drawn, in order. All that repeated a batch were undone. None: not known."""
     device: str
     threads: Count
     other_work: Number | None

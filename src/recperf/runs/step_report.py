@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
 
 from ..errors import DataError
 from ..files import write_json
-from ..jsonfile import read, require
+from ..jsonfile import as_json, read, require
+from ..measure.ceilings import ceilings_of_profile
 from ..measure.limits import UNDECIDED
 from ..measure.profile_records import Profile
-from ..measure.records import StepProfile
+from ..measure.records import ObservedSteps, StepProfile, TimingCost
 
 KIND = "step profile"
 SCHEMA = 1
@@ -60,19 +64,54 @@ class Report(StepProfile):
 
 
 def load(path: str | Path) -> Report:
-    """Read a report that `save` wrote."""
+    """Read a profile.json: one that `report.save` or `recperf profile` wrote, or that of a run."""
     content = read(Path(path), named=True)
+    if isinstance(content, dict) and content.get("kind") != KIND and "observed" in content:
+        return _of_workload(Path(path))
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise DataError(
             "this file is not a profile of a step",
             where={"file": path},
-            fix="recperf.load reads what report.save wrote",
+            fix="recperf.load reads the profile.json of a step, a workload or a run",
         )
     if content.get("schema") != SCHEMA:
         raise DataError(
             f"the profile has schema {content.get('schema')!r}; this recperf reads {SCHEMA}", where={"file": path}
         )
     return require(content, Report, Path(path), what="is damaged")
+
+
+def _of_workload(path: Path) -> Report:
+    """The step of a workload's profile, with the machine and the ceilings in the files beside it."""
+    from .evidence import read_peaks, read_profile
+    from .report.profile_report import limits_of
+
+    profile, peaks, machine = (
+        read_profile(path),
+        read_peaks(path.with_name("peaks.json")),
+        path.with_name("machine.json"),
+    )
+    observed = profile.observed
+    report = Report(
+        kind=KIND,
+        schema=SCHEMA,
+        **asdict(limits_of(profile, peaks)),
+        parts=observed.parts,
+        native=observed.native,
+        sampling=observed.sampling,
+        experiments=profile.experiments,
+        waits=observed.waits,
+        steps=observed.steps or ObservedSteps(0, 0, 0),
+        device=profile.device,
+        threads=profile.threads,
+        other_work=profile.other_work,
+        overhead=observed.overhead or TimingCost(0.0, 0.0),
+        machine=require(read(machine), dict[str, Any], machine, what="is damaged") if machine.exists() else {},
+        ceilings=as_json(ceilings_of_profile(profile, peaks)),
+        own_cpu_s=0.0,
+    )
+    report.notes = [*report.notes, f"this is the step of a workload: recperf report {path.parent} shows all sections"]
+    return report
 
 
 def load_any(path: Path) -> Report | Profile:
