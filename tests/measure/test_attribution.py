@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recperf.measure.attribution import LIMITS, attribute, classify
+from recperf.measure.attribution import LIMITS, attribute, classify, divided_ms
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.records import Observed, Operator, Percentiles
 
@@ -129,6 +129,7 @@ def test_the_time_of_an_operator_by_limit(operator: Operator, limits: dict[str, 
         (op(3.0, **rows(4, 4)), HALF_LATENCY, {"latency": 1.0, "bandwidth": 2.0}),
         (op(8.0, **rows(4, 4)), HALF_LATENCY, {"latency": 4.0, "bandwidth": 4.0}),
         (op(2.0, parallel=2.0, **rows(4, 4)), HALF_LATENCY, {"latency": 1.0, "bandwidth": 1.0}),
+        (op(8.0, **rows(4, 4, row_bytes=192)), HALF_LATENCY, {"latency": 2.0, "bandwidth": 6.0}),
         (op(6.0, bytes=258, beyond=2, **rows(4, 4)), HALF_LATENCY, {"latency": 2.0, "bandwidth": 4.0}),
         (op(2.5, "recperf::bag", **rows(5, 5)), replace(HALF_LATENCY, stream=1.28e5), {"bandwidth": 2.5}),
         # Exactly 1.5 times is believed, even if the time is that of a cache.
@@ -141,6 +142,7 @@ def test_the_time_of_an_operator_by_limit(operator: Operator, limits: dict[str, 
         (op(10.0, "recperf::bag", **rows(20, 20)), replace(WIDE_STREAM, device="H200"), {"cache": 10.0}),
         # What was not measured explains nothing.
         (op(10.0, special=5), replace(EXACT, special=0.0), {"operator": 10.0}),
+        (op(10.0, flops=2), replace(EXACT, special=0.0), {"compute": 2.0, "operator": 8.0}),
         (op(10.0, linked=5), replace(EXACT, link=0.0), {"operator": 10.0}),
         (op(10.0, flops=5, calls=1, kernels=2), None, {"operator": 10.0}),
         (op(10.0, communication=True), None, {"communication": 10.0}),
@@ -226,6 +228,7 @@ def test_every_nanosecond_goes_to_one_limit(operators: list[Operator], waits: di
     divided, result = shares(ceilings, *operators, **waits)
     assert all(share >= 0 for share in divided.values())
     assert not divided or sum(divided.values()) == pytest.approx(1.0)
+    assert divided_ms(waits, operators) == pytest.approx(sum(waits.values()) + sum(row.ms for row in operators))
     for row in result.operators:
         assert sum(row.limits.values()) == pytest.approx(row.ms)
         assert 0 <= row.random_ms <= row.ms * (1 + 1e-9)

@@ -110,6 +110,7 @@ def test_the_largest_share_is_the_verdict(shares: dict[str, float], expected: tu
         # Kernels of a CUDA graph, where they are more than half of the limit.
         ({"rows": [row("compute", 1.0, by_name="compute"), row("compute", 1.0)]}, 0),
         ({"rows": [row("compute", 1.5, by_name="compute"), row("compute", 1.0)]}, 1),
+        ({"rows": [row("compute", 1.0, by_name="compute"), row("cache", 9.0)]}, 1),
         ({"rows": [row("dispatch", 1.0, by_name="compute")], "shares": {"dispatch": 0.9}}, 0),
         ({"rows": [row("cache", 1.0, by_name="cache"), row("compute", 1.0)]}, 0),
         # All together are no lower than low.
@@ -121,6 +122,7 @@ def test_doubts(figures: dict[str, Any], doubts: int) -> None:
     rows, shares = figures.pop("rows", []), figures.pop("shares", {"compute": 0.9})
     verdict = decided(shares, *rows, **figures)
     assert len(verdict.doubts) == doubts, verdict.doubts
+    assert (verdict.limit == "not judged") is (figures.get("other_work") == 0.16)
     if verdict.limit == "compute":
         assert verdict.confidence == ("high", "medium", "low", "low")[doubts]
 
@@ -288,7 +290,9 @@ def ranks(*own_ms: float, **more: Any) -> Communication:
 def test_ranks() -> None:
     assert limits.ranks_sentence(None) == limits.ranks_sentence(Communication(missing="one rank")) == ""
     text = limits.ranks_sentence(ranks(4.0, 6.0, 8.0, late_ms=1.5, moving_ms=0.5))
-    assert text.startswith("Rank 2 of 3 is the slowest: its own work takes 8.00 ms per step, that of the others 5.00 ms.")
+    assert text.startswith(
+        "Rank 2 of 3 is the slowest: its own work takes 8.00 ms per step, that of the others 5.00 ms."
+    )
     assert text.endswith("for 20% of a step, 2.00 ms: 1.50 ms for a late rank, 500 µs for data transfer.")
     assert limits.ranks_sentence(ranks(4.0, 8.0)).endswith("for 20% of a step, 2.00 ms.")
     assert limits.ranks_sentence(ranks(4.0, 8.0, late_ms=0.0)).endswith(": 0 for a late rank, 0 for data transfer.")
@@ -351,7 +355,10 @@ def test_a_part_and_its_roof(
     part = Component("forward", "forward", Percentiles(1.0, 2.0, 9.0), 0.2, flops, moved)
     (point,) = limits.roofline(figures(components=[part]), None)
     assert (point.share_of_roof, point.bound) == (roof and pytest.approx(roof), bound)
-    assert (point.flops_per_s, point.bytes_per_s) == (pytest.approx(500 * (flops or 0)), pytest.approx(500 * (moved or 0)))
+    assert (point.flops_per_s, point.bytes_per_s) == (
+        pytest.approx(500 * (flops or 0)),
+        pytest.approx(500 * (moved or 0)),
+    )
     assert point.intensity == (pytest.approx((flops or 0) / moved) if moved else None)
     assert (point.flops, point.bytes) == (flops or 0, moved or 0)
     assert (point.ceiling_flops_per_s, point.ceiling_bytes_per_s) == (1e11, 2e10)
