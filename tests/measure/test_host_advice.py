@@ -177,7 +177,14 @@ OPERATOR = row("mm", 30.0, {"cache": 20.0, "dispatch": 10.0})
         (loader(0, cores=4), 100.0, 1.0, [], 3, None, 100 / 3),
         # Passing 50 tensors costs both processes 5 ms.
         (loader(0, cores=4, tensors=50), 60.0, 1.0, [], 2, None, 45.0),
+        # Making a batch then takes 55 ms, for which two workers are needed beside a step of 55 ms.
+        (loader(0, cores=4, tensors=50), 50.0, 1.0, [], 2, None, 55.0),
         (loader(0, cores=4), 4.0, 1.0, [], None, None, None),
+        # Operators get no fewer threads than one, and no more than now.
+        (loader(0, cores=2, threads=1), 50.0, 1.0, [OPERATOR], 1, None, 50.0),
+        (loader(0, cores=3, threads=3), 80.0, 1.0, [row("mm", 10.0, {"cache": 10.0})], 2, 1, 40.0),
+        (loader(0, cores=4, threads=3), 60.0, 2.0, [OPERATOR], 3, 1, 80.0),
+        (loader(2, cores=4), 45.0, 1.0, [], 3, None, 200 / 3),
     ],
 )
 def test_workers(
@@ -216,8 +223,8 @@ def test_more_workers_than_cores_and_loaders_of_a_device() -> None:
 )
 def test_copies(pinned: bool | None, pageable: int, settings: dict[str, bool]) -> None:
     facts = ProgramFacts(loader=LoaderFacts(1, pinned=pinned)) if pinned is not None else ProgramFacts()
-    rows = row("lookup", 10.0, {"transfer": 10.0}, linked=1)
-    step = facts_of(rows, facts=facts, ceilings=GPU, transfer=20.0, seen={"pageable_bytes": pageable})
+    rows = row("lookup", 10.0, {"transfer": 10.0}, linked=1), row("add", 10.0)
+    step = facts_of(*rows, facts=facts, ceilings=GPU, transfer=20.0, seen={"pageable_bytes": pageable})
     advice = rules.copies(step)
     assert advice is not None
     assert (advice.settings, "pin_memory" in advice.change) == (settings, pinned is not True or bool(pageable))
@@ -229,6 +236,7 @@ def test_copies(pinned: bool | None, pageable: int, settings: dict[str, bool]) -
 
 def test_rows_in_host_memory_and_values_that_are_read() -> None:
     rows = [row("a", 30.0, {"transfer": 25.0}, linked=10**8), row("b", 20.0, {"transfer": 15.0}, linked=10**8)]
+    rows.append(row("d", 1.0, linked=1))
     host = rules.rows_on_the_host(facts_of(*rows, row("c", 9.0, {"transfer": 9.0}), ceilings=GPU))
     assert after(host) == pytest.approx(100 - 40 + 10)
     assert host is not None
