@@ -185,6 +185,9 @@ OPERATOR = row("mm", 30.0, {"cache": 20.0, "dispatch": 10.0})
         (loader(0, cores=3, threads=3), 80.0, 1.0, [row("mm", 10.0, {"cache": 10.0})], 2, 1, 40.0),
         (loader(0, cores=4, threads=3), 60.0, 2.0, [OPERATOR], 3, 1, 80.0),
         (loader(2, cores=4), 45.0, 1.0, [], 3, None, 200 / 3),
+        # As many as now.
+        (loader(1, cores=4), 50.0, 1.0, [], 2, None, 50.0),
+        (loader(1, cores=2), 50.0, 1.0, [], None, None, None),
     ],
 )
 def test_workers(
@@ -317,6 +320,11 @@ def test_small_operators_of_a_processor() -> None:
     assert model.settings == {"compile": True}
     assert rules.small_operators(facts_of(*SMALL, facts=ProgramFacts(compiled=True))) is None
     assert rules.small_operators(facts_of(*SMALL, ceilings=None)) is not None
+    # Without ceilings nothing tells that Python only calls operators: 5 ms of it stay.
+    assert (
+        rules.small_operators(facts_of(row("add", 4.0, {"dispatch": 4.0}, calls=10**6), ceilings=None, python=5.0))
+        is None
+    )
     # Only element-wise operators with both kinds of time are fused, and all of what goes may have to stay.
     assert rules.small_operators(facts_of(row("add", 40.0, {"cache": 40.0}, calls=100))) is None
     assert rules.small_operators(facts_of(row("add", 40.0, {"dispatch": 40.0}, calls=20))) is None
