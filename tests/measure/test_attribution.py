@@ -1,4 +1,4 @@
-"""The time of an operator by limit, in round numbers: at the ceilings below, a unit of work takes a round time in ms."""
+"""The time of an operator by limit, in round numbers: at the ceilings below, a unit of work takes a round time."""
 
 from __future__ import annotations
 
@@ -152,23 +152,27 @@ def test_limits_that_depend_on_the_ceilings(operator: Operator, ceilings: Ceilin
     assert classify(operator, ceilings, 0.5).limits == pytest.approx(limits)
 
 
+NO, LOW = "the ceiling does not apply", "the ceiling is too low"
+GRAPH = "kernels of a CUDA graph have no counted work: their names stand for it"
+
+
 @pytest.mark.parametrize(
     ("operator", "note"),
     [
         (op(10.0, flops=15), ""),
-        (op(10.0, flops=20), "the ceiling does not apply: its arithmetic would take 2.0 times as long as measured"),
-        (op(10.0, bytes=20, beyond=20), "the ceiling does not apply: its bytes would take 2.0 times as long from memory"),
+        (op(10.0, flops=20), f"{NO}: its arithmetic would take 2.0 times as long as measured"),
+        (op(10.0, bytes=20, beyond=20), f"{NO}: its bytes would take 2.0 times as long from memory"),
         (op(10.0, bytes=20, beyond=20, fused=True), ""),
-        (op(10.0, **rows(20, 20)), "the ceiling does not apply: its rows would take 2.0 times as long from memory"),
+        (op(10.0, **rows(20, 20)), f"{NO}: its rows would take 2.0 times as long from memory"),
         (op(8.0, **rows(20, 20, table_rows=17)), ""),
-        (op(5.0, **rows(20, 20, table_rows=17)), "the ceiling does not apply: its rows would take 4.0 times as long from memory"),
-        (op(4096.5, bytes=8193, beyond=8193), "the ceiling is too low: the fastest measured stream takes 2.0 times as long"),
-        (op(8.0, kernels=1, by_name="latency"), "kernels of a CUDA graph have no counted work: their names stand for it"),
+        (op(5.0, **rows(20, 20, table_rows=17)), f"{NO}: its rows would take 4.0 times as long from memory"),
+        (op(4096.5, bytes=8193, beyond=8193), f"{LOW}: the fastest measured stream takes 2.0 times as long"),
+        (op(8.0, kernels=1, by_name="latency"), GRAPH),
         (op(8.0, kernels=1, by_name="latency", flops=3), ""),
         # No time is left beside the call: a nanosecond of a ms stands for it.
-        (op(1.0, calls=2, flops=1e-9), "the ceiling does not apply: its arithmetic would take 1.0 times as long as measured"),
+        (op(1.0, calls=2, flops=1e-9), f"{NO}: its arithmetic would take 1.0 times as long as measured"),
         (op(1.0, calls=2, bytes=1.5e-9, beyond=1.5e-9), ""),
-        (op(1.0, calls=2, bytes=2e-9, beyond=2e-9), "the ceiling does not apply: its bytes would take 2.0 times as long from memory"),
+        (op(1.0, calls=2, bytes=2e-9, beyond=2e-9), f"{NO}: its bytes would take 2.0 times as long from memory"),
     ],
 )  # fmt: skip
 def test_a_note_says_where_a_ceiling_does_not_apply(operator: Operator, note: str) -> None:
@@ -214,7 +218,8 @@ amounts = st.floats(0, 1e4)
     st.lists(
         st.builds(
             op, st.floats(1e-3, 1e3), calls=st.integers(0, 20), flops=amounts, special=amounts, bytes=amounts,
-            beyond=amounts, fresh=amounts, rows=amounts, missed=st.just(0.0) | amounts, row_bytes=st.sampled_from([None, 8, 64, 512]),
+            beyond=amounts, fresh=amounts, rows=amounts, missed=st.just(0.0) | amounts,
+            row_bytes=st.sampled_from([None, 8, 64, 512]),
             table_rows=st.sampled_from([None, 1, 100]), kernels=st.integers(0, 3), parallel=st.sampled_from([1.0, 3.0]),
             fused=st.booleans(), communication=st.booleans(), by_name=st.sampled_from([None, "compute"]),
             kind=st.sampled_from(["elementwise", "product", "function"]),

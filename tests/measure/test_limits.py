@@ -1,4 +1,4 @@
-"""The decision at both sides of each of its thresholds, and the figures that its sentences, rooflines and tables give."""
+"""The decision at both sides of each of its thresholds, and the figures of its sentences, rooflines and tables."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_experiments_raise_doubts(outcomes: list[str], doubts: int) -> None:
     ("native", "start"),
     [
         (NativeCode(0.5, ["numpy"]), "Python code between operators takes 60%"),
-        (NativeCode(0.51, ["numpy", "pandas", "scipy", "other"]), "C code outside torch (numpy, pandas, scipy), called"),
+        (NativeCode(0.51, ["numpy", "pandas", "scipy", "other"]), "C code outside torch (numpy, pandas, scipy),"),
         (NativeCode(0.9, []), "C code outside torch (of other libraries), called"),
     ],
 )  # fmt: skip
@@ -206,8 +206,8 @@ def test_c_code_outside_of_torch(native: NativeCode, start: str) -> None:
         (
             "compute",
             [row("compute", 3.0, "aten::mm", flops=2.4e8), row("compute", 1.0, flops=1e9)],
-            ", 75% of it in aten::mm, which computes 80 GFLOP/s where this machine reaches 100 GFLOP/s in float32 with 2 "
-            "threads, 200 GFLOP/s in bfloat16.",
+            ", 75% of it in aten::mm, which computes 80 GFLOP/s where this machine reaches 100 GFLOP/s in float32 with "
+            "2 threads, 200 GFLOP/s in bfloat16.",
         ),
         ("compute", [row("compute", 2.0, "aten::exp")], ", 100% of it in aten::exp."),
         (
@@ -226,7 +226,7 @@ def test_c_code_outside_of_torch(native: NativeCode, start: str) -> None:
             ": 4,000 of 8,000 random rows of 400 bytes come from memory, at 250 ns a row (memory: 500 ns, of which "
             "100 ns whatever the width and 400 ns for the bytes).",
         ),
-        ("operator", [row("operator", 3.0, "aten::sort")], ", 100% of it in aten::sort (3.00 ms, far below every ceiling)."),
+        ("operator", [row("operator", 3.0, "aten::sort")], "in aten::sort (3.00 ms, far below every ceiling)."),
         ("cache", [row("cache", 3.0, bytes=9)], "in the caches takes 50% of the step, 100% of it in aten::op."),
     ],
 )  # fmt: skip

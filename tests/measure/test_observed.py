@@ -47,9 +47,11 @@ def observer(events: list[dict[str, Any]] | None = None, steps: int = 2, **more:
         cost=0.01,
     )
     known = {
-        "plain": [PLAIN] * 3, "traced": [reading(10.0)] * steps, "threads": 2, "workers": 0.0, "seen": 9, "others": 0.02,
+        "plain": [PLAIN] * 3, "traced": [reading(10.0)] * steps, "threads": 2, "workers": 0.0, "seen": 9,
+        "others": 0.02,
         "notes": ["first"], "light": False, "clock": SimpleNamespace(tells_waiting=True), "sampler": sampler,
-        "trace": None if events is None else collect(every, Path("made")), "end_stack": (), "blocks": SimpleNamespace(times=[]),
+        "trace": None if events is None else collect(every, Path("made")), "end_stack": (),
+        "blocks": SimpleNamespace(times=[]),
         "counter": SimpleNamespace(steps=[[], []], result=lambda: works, positions=()), "knees": None,
         "stacks": SimpleNamespace(stack=lambda positions: ()),
     }  # fmt: skip
@@ -185,7 +187,13 @@ INTERRUPTED = [
         ),
         ([ADD, BESIDE], {"traced": [reading(10.0, off=2.0)] * 2}, {"blocked": 1.0, "python": 4.8}, [4.8, 2.4], 1.2),
         # Other work had the core for a fifth of the traced time: less than what was cut of an operator.
-        (INTERRUPTED, {"traced": [reading(10.0, waiting=2.0)] * 2}, {"blocked": 3.0, "python": 28 / 6.3}, [35 / 6.3], 10 / 6.3),
+        (
+            INTERRUPTED,
+            {"traced": [reading(10.0, waiting=2.0)] * 2},
+            {"blocked": 3.0, "python": 28 / 6.3},
+            [35 / 6.3],
+            10 / 6.3,
+        ),
         # For three fifths: more than the 3 of 6.5 ms that were cut.
         (
             INTERRUPTED,

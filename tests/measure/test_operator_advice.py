@@ -355,7 +355,10 @@ def test_repeated_rows() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "ms", "advised"),
-    [("madvise", 20.0, True), ("never", 20.0, True), ("madvise", 19.9, False), ("always", 90.0, False), (None, 90.0, False)],
+    [
+        ("madvise", 20.0, True), ("never", 20.0, True), ("madvise", 19.9, False), ("always", 90.0, False),
+        (None, 90.0, False),
+    ],
 )  # fmt: skip
 def test_huge_pages(mode: str | None, ms: float, advised: bool) -> None:
     rows, facts = row("embedding", ms, {"latency": ms}), ProgramFacts(huge_pages=mode)
