@@ -281,7 +281,7 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair 
         name: arm.rows or round(counted[name].touched_bytes / counted[name].row_bytes) for name, arm in pair.items()
     }
     lookups = PairLookups(**{name: spread(one.lookup_ns) for name, one in windows.items()}) if equally_likely else None
-    expected = lookups and lookups.cold_over_hot(part_ms(hot, "embedding").p50)
+    expected = lookups and lookups.cold_over_hot()
     other = max(others[turn] for turn in quietest)
     return Pair(
         schema=PAIR_SCHEMA,

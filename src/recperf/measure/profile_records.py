@@ -325,14 +325,10 @@ class PairLookups(Struct):
     hot: Percentiles
     cold: Percentiles
 
-    def cold_over_hot(self, hot_ms: float) -> ColdOverHot:
-        """The ratio that follows for a step whose lookups of hot ids take `hot_ms`: cold ids add what reading rows of
-        the whole table takes longer. The ends come from p20 and p80 of both readings."""
+    def cold_over_hot(self) -> ColdOverHot:
+        """The ratio that follows for a step, with ends from p20 and p80 of both."""
         hot, cold = self.hot, self.cold
-        low, expected, high = (
-            1 + more / hot_ms for more in (cold.p20 - hot.p80, cold.p50 - hot.p50, cold.p80 - hot.p20)
-        )
-        return ColdOverHot(low, expected, high)
+        return ColdOverHot(cold.p20 / hot.p80, cold.p50 / hot.p50, cold.p80 / hot.p20)
 
 
 class PairIds(Struct):

@@ -243,9 +243,9 @@ def pair_ratio_as_measured(component: str) -> Claim:
         )
         if hot is None or cold is None:
             raise DataError(f"pair.json has no times of {component}")
-        if pair.lookups is None:
+        if pair.lookups is None or not pair.lookups.hot.p20 > 0:
             raise DataError("pair.json has no lookups outside a step (measure them with recperf pair)")
-        expected, low, high = pair.lookups.cold_over_hot(hot.p50), cold.p20 / hot.p80, cold.p80 / hot.p20
+        expected, low, high = pair.lookups.cold_over_hot(), cold.p20 / hot.p80, cold.p80 / hot.p20
         shown = (
             f"{component} {cold.p50 / hot.p50:.2f} times as long cold as hot ({low:.2f} to {high:.2f}); rows outside a "
             f"step give {expected.expected:.2f} ({expected.low:.2f} to {expected.high:.2f})"

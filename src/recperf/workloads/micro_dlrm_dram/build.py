@@ -160,14 +160,17 @@ class DramTrial(DLRMTrialState):
         return self.table.rows_of(batch.features)
 
     def random_lookups(self, rows: int) -> Callable[[], Callable[[], object]]:
-        """Draws the rows of a step's lookups from so many rows of the table, which lie as far apart as it allows."""
-        config, table = self.prepared.config, self.table
+        """Draws the rows of a step's lookups from so many rows of the table. Few rows lie anywhere in it, as those that
+        ids hash to: at equal distances they would compete for the same places of a cache."""
+        config, table, count = self.prepared.config, self.table, self.prepared.rows
         lookups, generator = ids_a_batch(config), torch.Generator().manual_seed(self.seed)
-        device, apart = table.table_RD.device, self.prepared.rows // rows
+        device = table.table_RD.device
+        places = torch.randint(count, (rows,), generator=generator) if 2 * rows <= count else None
         offsets_B1 = torch.arange(0, lookups + 1, config.data.ids_per_bag, device=device)
 
         def draw() -> Callable[[], object]:
-            rows_V = (torch.randint(rows, (lookups,), generator=generator) * apart).to(device)
+            rows_V = torch.randint(rows, (lookups,), generator=generator)
+            rows_V = (rows_V if places is None else places[rows_V]).to(device)
             return lambda: table.bag.bag_sum(table.table_RD, rows_V, offsets_B1)
 
         return draw
