@@ -10,6 +10,7 @@ Shapes: I items.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -207,8 +208,7 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     count = "SELECT count(*) FROM (SELECT DISTINCT {role}_id FROM events WHERE {role}_id IS NOT NULL)"
     ids = {f"{role}s": fetch_row(connection, count.format(role=role))[0] for role in roles}
     events, positive = fetch_row(connection, "SELECT count(*), avg(positive::INT) FROM events")
-    shares = ", ".join(f"quantile_disc(count, {share})" for share in QUANTILES.values())
-    per_user = fetch_row(connection, f"SELECT {shares} FROM (SELECT count(*) AS count FROM events GROUP BY user_id)")
+    per_user = _events_per_user(connection, ids["users"])
     used = set(source.columns.values())
     order = "random order" if options.order == "random" else "order of the file"
     if options.sequences:
@@ -229,8 +229,20 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
         events_in_file=events,
         positive_share_in_file=positive,
         density=events / (ids["users"] * ids["items"]),
-        events_per_user=dict(zip(QUANTILES, per_user)),
+        events_per_user=per_user,
     )
+
+
+def _events_per_user(connection: Any, users: int) -> dict[str, int]:
+    """Quantiles of the numbers of events of users. There are far fewer different numbers than users, whom a quantile of
+    DuckDB would hold in memory."""
+    counts = "SELECT count(*) AS events FROM events GROUP BY user_id"
+    rows = connection.execute(f"SELECT events, count(*) FROM ({counts}) GROUP BY events ORDER BY events").fetchall()
+    events, of_users = np.array(rows, np.int64).T
+    # The least number of which at least this share of users have no more.
+    ranks = [max(1, math.ceil(share * users)) for share in QUANTILES.values()]
+    places = np.searchsorted(np.cumsum(of_users), ranks)
+    return dict(zip(QUANTILES, events[places].tolist()))
 
 
 def _negatives(connection: Any, options: ImportOptions, items: int) -> Negatives:

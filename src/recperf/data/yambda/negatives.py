@@ -34,7 +34,8 @@ _ROUNDS = 16
 _AT_ONCE = 1 << 18
 """Negatives that are drawn at once."""
 
-FIRST_TIMES = "SELECT user_id, item_id, min(seconds) AS seconds, NULL AS positive, -1 AS row FROM events GROUP BY user_id, item_id"
+_EVERY_ITEM = "SELECT user_id, item_id, min(seconds) AS seconds FROM events GROUP BY user_id, item_id"
+FIRST_TIMES = f"SELECT user_id, item_id, seconds, NULL AS positive, -1 AS row FROM ({_EVERY_ITEM})"
 """SQL for a row for each item of a user, which comes before all events of its second: `positive` is NULL."""
 
 
