@@ -43,19 +43,19 @@ def one_user(path: Path, rows: int) -> Path:
 
 
 def test_a_huge_user_is_imported_within_the_memory_limit(tmp_path: Path) -> None:
-    """What was held of a user took 500 bytes an event: 250 MB here."""
-    path = one_user(tmp_path / "log.csv.gz", 1 << 19)
+    """What was held of a user took 500 bytes an event: 130 MB here."""
+    path = one_user(tmp_path / "log.csv.gz", 1 << 18)
     command = [sys.executable, "-c", IMPORT, str(path), str(LIMIT_MIB)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert int(out) >> 10 < LIMIT_MIB + BASE_MIB
-    assert open_store(tmp_path / "store").events == 1 << 19
+    assert open_store(tmp_path / "store").events == 1 << 18
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_an_import_of_a_huge_user_stops_at_once_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    path = one_user(tmp_path / "log.csv.gz", 1 << 19)
+    path = one_user(tmp_path / "log.csv.gz", 1 << 18)
     command = [sys.executable, "-m", "recperf", "data", "import", str(path), "--store", str(tmp_path / "store")]
     environment = {**os.environ, "RECPERF_HOME": str(tmp_path / "home")}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
