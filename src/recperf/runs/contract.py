@@ -252,7 +252,7 @@ def pair_ratio_as_measured(component: str) -> Claim:
         )
         for ends in ((low, high), (expected.low, expected.high)):
             if too_wide(*ends):
-                why = wide_range(*(f"{end:.2f}" for end in ends), narrower=NARROWER_PAIR)
+                why = wide_range(f"{ends[0]:.2f}", f"{ends[1]:.2f}", NARROWER_PAIR)
                 return Finding(holds=None, detail=f"{why} ({shown})")
         fits = low <= expected.high and high >= expected.low
         return _undisturbed(fits, shown, lookups=pair.other_work)
