@@ -69,7 +69,7 @@ def test_the_first_lines_say_what_to_do(call: Call) -> None:
     assert facts["run"] == "recperf run dlrm-v4 --preset mlperf --data yambda-5b --ranks 8 --train.batch-size 8192"
     assert re.search(r"[\d.]+ ms \([\d.]+ to [\d.]+\), [\d,]+ \([\d,]+ to [\d,]+\) samples/s", facts["step"])
     assert "of 133 GiB on the fullest rank" in facts["memory"]
-    text = " ".join(out.split())
+    target = " ".join(out.split())
     assert re.search(
         r" and [\d.]+ USD \([\d.]+ to [\d.]+, not judged\) for 69.3 M \(61.9 M to 80.3 M\) samples", target
     )
