@@ -7,6 +7,9 @@ from shutil import get_terminal_size
 WIDEST = 110
 """Columns of text where the output is no terminal, and the most that are used of one."""
 
+WIDEST_RANGE = 2.0
+"""A range whose ends differ by a larger factor contains too much to be contradicted: nothing is judged by it."""
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES = ((3.6e6, "h"), (6e4, "min"), (1e3, "s"), (1.0, "ms"), (1e-3, "µs"), (1e-6, "ns"))
@@ -17,6 +20,16 @@ _SIZES = (
     ("B", 1),
 )
 """Units that a size may be given in, the longest names first."""
+
+
+def too_wide(low: float, high: float) -> bool:
+    """Whether a range is too wide to judge by."""
+    return high > WIDEST_RANGE * low
+
+
+def wide_range(low: str, high: str, narrower: str) -> str:
+    """Why nothing is judged by a range that is too wide, and what would narrow it."""
+    return f"not judged: {low} to {high} is wider than a factor of {WIDEST_RANGE:g}; to narrow it, {narrower}"
 
 
 def width() -> int:

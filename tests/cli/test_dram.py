@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from recperf.execution.measuring import pair_sentence
 from recperf.measure.peaks import sampling
+from recperf.measure.profile_records import ColdOverHot
 
 SMALL = ["--model.rows", "20000", "--model.dim", "16", "--data.batches", "12", "--data.ids-per-bag", "4"]
 SMALL += ["--train.batch-size", "128", "--train.device", "cpu", "--data.held-out-batches", "2"]
@@ -43,7 +45,9 @@ def test_a_run_leaves_profile_pair_ceilings_and_seal(call) -> None:
     assert pair["hot"]["ids"]["lookups"] == pair["cold"]["ids"]["lookups"]
     # What the ids can reach, whatever the number of steps.
     assert pair["ids"]["hot"] < pair["ids"]["cold"] == 20000
-    assert set(pair["expected"]) == {"low", "expected", "high"}
+    hot, cold, expected = pair["lookups"]["hot"], pair["lookups"]["cold"], pair["expected"]
+    assert expected["expected"] == pytest.approx(cold["p50"] / hot["p50"])
+    assert (expected["low"], expected["high"]) == pytest.approx((cold["p20"] / hot["p80"], cold["p80"] / hot["p20"]))
     assert 0 <= pair["other_work"] <= 1
     assert read("peaks.json")["machine"]["fingerprint"] == result["provenance"]["machine"]
     assert read("seal.json")["files"].keys() >= {"result.json", "events.jsonl", "profile.json", "pair.json"}
@@ -58,10 +62,26 @@ def test_pair_prints_the_ratio_and_what_is_expected(call, monkeypatch: pytest.Mo
     assert code == 0
     assert "cold / hot" in out
     assert "measuring the ceilings for 3 threads" in out
-    assert "is expected (" in out
+    assert "is expected (" in out or "is wider than a factor of 2" in " ".join(out.split())
     code, out, _ = call("pair", *SMALL, "--preset", "zipf")
     assert "no ratio is expected, because the ids are not equally likely" in " ".join(out.split())
     assert call("pair", "micro-dlrm", "--data.source", "embedded")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "other_work", "sentence"),
+    [
+        (2.0, 4.0, 0.1, ". From rows of the same table, outside a step, 2.50 is expected (2.00 to 4.00)."),
+        (1.9, 4.0, 0.1, "; not judged: 1.90 to 4.00 is wider than a factor of 2; to narrow it, measure it on a quiet"),
+        (-0.1, 0.1, 0.1, "; not judged: -0.10 to 0.10 is wider than a factor of 2"),
+        (2.4, 2.6, 0.2, "; not judged: other work took 20% of the cores while they were measured."),
+    ],
+)
+def test_the_sentence_of_a_pair_names_a_range_only_where_it_is_narrow(
+    low: float, high: float, other_work: float, sentence: str
+) -> None:
+    text = pair_sentence(2.6, ColdOverHot(low, 2.5, high), other_work)
+    assert text.startswith(f"Lookups of cold ids take 2.60 times as long as those of hot ids{sentence}")
 
 
 def test_sweep_measures_every_combination(call) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..distributed.ranks import current
 from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
-from ..measure.clocks import Reading, ThreadClock, components, spread, step_clock
+from ..measure.clocks import ClockReading, Reading, ThreadClock, components, spread, step_clock
 from ..measure.cost import Cost
 from ..measure.profile_records import SCHEMA, IdFacts, StepBudget
 from ..train.graph import GraphStep
@@ -69,6 +69,7 @@ class ClockedSteps:
         self.batches = endless(subject.order, subject.first_epoch + later)
         self.warmup = 0
         self.clocked: list[Reading] = []
+        self.lookup_ns: list[int] = []
         self.touched = torch.zeros(subject.table_bytes // subject.row_bytes, dtype=torch.bool)
         self.lookups = self.unique = self.samples = self.counted = 0
         self.costs: dict[str, Cost] = {}
@@ -100,9 +101,28 @@ class ClockedSteps:
             for _ in range(steps):
                 self._take_clocked()
 
+    def take_lookups(self, draw: Callable[[], Callable[[], object]], times: int) -> None:
+        """Clock lookups by themselves so many times, each of rows that are drawn before; once more to warm up."""
+        draw()()
+        for _ in range(times):
+            look_up = draw()
+            self._synchronize()
+            began = self._clock.now()
+            began_ns = perf_counter_ns()
+            look_up()
+            self._synchronize()
+            ns = perf_counter_ns() - began_ns
+            self.lookup_ns.append(round(self._own_share(began) * ns))
+
     def keep(self, steps: list[int]) -> None:
-        """Forget the times of all other steps; what was counted is a mean over all of them."""
+        """Forget the times of all other steps and lookups; what was counted is a mean over all of them."""
         self.clocked = [self.clocked[step] for step in steps]
+        self.lookup_ns = [self.lookup_ns[step] for step in steps if self.lookup_ns]
+
+    def _own_share(self, began: ClockReading) -> float:
+        """The part of the time since in which other work did not have this thread's core."""
+        passed = self._clock.now().since(began)
+        return min(1.0, max(passed.cpu, passed.wall - passed.waiting) / passed.wall)
 
     def _take_clocked(self) -> None:
         taken: list[Any] = []
@@ -117,8 +137,7 @@ class ClockedSteps:
         with self.subject.ranks.step():
             wall, parts = (self.subject.clocked or self._clocked)(batches())
         # Other work took the core at moments that do not depend on the part, but not while the thread itself computed.
-        passed = self._clock.now().since(began)
-        own = min(1.0, max(passed.cpu, passed.wall - passed.waiting) / passed.wall)
+        own = self._own_share(began)
         self.clocked.append((round(own * wall), {name: round(own * ns) for name, ns in parts.items()}))
         # Counted after the clock stopped, so that it costs no step anything.
         batch = taken[-1]

@@ -13,8 +13,8 @@ from msgspec.structs import asdict
 
 from ..distributed.ranks import current
 from ..measure.attribution import attribute
-from ..measure.ceilings import ceilings_of_profile, cold_over_hot, hot_bytes, knees_of, ranks_sharing
-from ..measure.clocks import Counts
+from ..measure.ceilings import ceilings_of_profile, hot_bytes, knees_of, ranks_sharing
+from ..measure.clocks import Counts, spread
 from ..measure.evidence import kernel_works, observed
 from ..measure.experiments import confirm as run_experiments
 from ..measure.experiments import hot_ids
@@ -26,11 +26,13 @@ from ..measure.peaks import with_threads
 from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
 from ..measure.peaks.records import Peaks
 from ..measure.profile_records import (
+    NARROWER_PAIR,
     PAIR_SCHEMA,
     ColdOverHot,
     MeasuringCost,
     Pair,
     PairIds,
+    PairLookups,
     Profile,
     StepBudget,
     StepFigures,
@@ -40,6 +42,7 @@ from ..measure.records import Advice, Experiment, Observed, ObservedSteps
 from ..measure.trace.analyse import analyse
 from ..measure.trace.records import StepTables
 from ..runs.record import MEASURED, profile_of
+from ..units import too_wide, wide_range
 from .clocked_steps import ClockedSteps, TrainingSteps, endless
 from .training import Job
 from .workload import Prepared, Trial
@@ -247,21 +250,26 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair 
     """Measure one model with ids whose rows fit a cache (hot) and with ids from the whole table (cold); None where it
     has no such pair. No workload with a pair runs on several ranks.
 
-    Shapes are equal, so the ratio shows the cost of memory. The two take turns. A turn beside much other work is
-    repeated while the time allows, and the quietest turns count.
+    Shapes are equal, so the ratio shows the cost of memory. What is expected follows from lookups of random rows of the
+    same table, outside a step. All of them take turns. A turn beside much other work is repeated while the time allows,
+    and the quietest turns count.
     """
     pair = prepared.pair(trial, hot_bytes(peaks, prepared.settings.device_name, torch.get_num_threads()))
     if pair is None:
         return None
-    arms = {name: (TrainingSteps(prepared, trial, arm.recipe), arm.rows) for name, arm in pair.items()}
-    windows = {name: ClockedSteps(subject, later=PAIR_LATER) for name, (subject, _) in arms.items()}
+    windows = {
+        name: ClockedSteps(TrainingSteps(prepared, trial, arm.recipe), later=PAIR_LATER) for name, arm in pair.items()
+    }
+    equally_likely = all(arm.lookups for arm in pair.values())
     others: list[float] = []
     began = monotonic()
     while len(others) < ROUNDS or (sorted(others)[ROUNDS - 1] > DISTURBED and monotonic() - began < REPEAT_SECONDS):
         other_work = OtherWork()
-        for window in windows.values():
+        for name, window in windows.items():
             window.warm(1)
             window.take(STEPS_PER_ROUND)
+            if equally_likely and (lookups := pair[name].lookups):
+                window.take_lookups(lookups, STEPS_PER_ROUND)
         others.append(other_work.share() or 0.0)
     quietest = sorted(sorted(range(len(others)), key=lambda turn: others[turn])[:ROUNDS])
     for window in windows.values():
@@ -270,34 +278,34 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair 
     ratio = {part: part_ms(cold, part).p50 / part_ms(hot, part).p50 for part in ("embedding", "step")}
     counted = {"hot": hot.ids, "cold": cold.ids}
     rows = {
-        name: known or round(counted[name].touched_bytes / counted[name].row_bytes) for name, (_, known) in arms.items()
+        name: arm.rows or round(counted[name].touched_bytes / counted[name].row_bytes) for name, arm in pair.items()
     }
-    ids = PairIds(rows["hot"], rows["cold"])
-    equally_likely = all(known for _, known in arms.values())
-    expected = cold_over_hot(peaks, hot, part_ms(hot, "embedding").p50, ids) if equally_likely else None
+    lookups = PairLookups(**{name: spread(one.lookup_ns) for name, one in windows.items()}) if equally_likely else None
+    expected = lookups and lookups.cold_over_hot()
     other = max(others[turn] for turn in quietest)
     return Pair(
         schema=PAIR_SCHEMA,
         hot=hot,
         cold=cold,
-        ids=ids,
+        ids=PairIds(rows["hot"], rows["cold"]),
         ratio=ratio,
+        lookups=lookups,
         expected=expected,
         other_work=other,
-        verdict=pair_sentence(ratio["embedding"], expected, other, equally_likely=equally_likely),
+        verdict=pair_sentence(ratio["embedding"], expected, other),
     )
 
 
-def pair_sentence(ratio: float, expected: ColdOverHot | None, other_work: float, *, equally_likely: bool) -> str:
+def pair_sentence(ratio: float, expected: ColdOverHot | None, other_work: float) -> str:
     """The sentence about the ratio of cold to hot lookups."""
     text = f"Lookups of cold ids take {ratio:.2f} times as long as those of hot ids"
     if other_work > DISTURBED:
         return f"{text}; {not_judged(other_work, 'they were measured')}."
-    if not equally_likely:
-        return f"{text}; no ratio is expected, because the ids are not equally likely."
     if expected is None:
-        return f"{text}; what is expected here was not measured (recperf peaks)."
+        return f"{text}; no ratio is expected, because the ids are not equally likely."
+    if too_wide(expected.low, expected.high):
+        return f"{text}; {wide_range(f'{expected.low:.2f}', f'{expected.high:.2f}', NARROWER_PAIR)}."
     return (
-        f"{text}. From this machine's memory and cache {expected.expected:.2f} is expected "
+        f"{text}. From rows of the same table, outside a step, {expected.expected:.2f} is expected "
         f"({expected.low:.2f} to {expected.high:.2f})."
     )

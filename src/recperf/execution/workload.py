@@ -273,6 +273,8 @@ class Arm:
     recipe: Recipe
     rows: int | None
     """Number of table rows that its ids refer to, all equally often; None where some are more popular."""
+    lookups: Callable[[], Callable[[], object]] | None
+    """Draws as many random rows as a step looks up and returns a call that looks them up; None as above."""
 
 
 SMALLER = "smaller tables (--model.rows, --model.dim) or a smaller --train.batch-size"

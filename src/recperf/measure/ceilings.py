@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .peaks.records import DeviceRates, GatherRow, Peaks, Rates, RowTable
-from .profile_records import ColdOverHot, PairIds, StepBudget
+from .peaks.records import DeviceRates, Peaks, Rates, RowTable
+from .profile_records import StepBudget
 
 LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
@@ -153,55 +153,10 @@ def cache_holds(peaks: Peaks | None, device: str, bytes_: float) -> bool:
     return figures is not None and bytes_ <= figures[1].knee.bytes
 
 
-def cold_over_hot(peaks: Peaks | None, hot: StepBudget, hot_ms: float, rows: PairIds) -> ColdOverHot | None:
-    """The ratio that follows from the measured rates of random rows; None where they were not measured.
-
-    `hot` is that half of the pair, `hot_ms` the time of its lookups; `rows` has the number of table rows that the ids
-    refer to. Of rows that are all equally likely, those beyond the knee come from memory. Each of them adds what memory
-    takes longer than the cache: as expected with the fastest way to gather rows in each, and at most with the measured
-    implementation that loses most. Prefetching may hide the latency of memory, but not its bandwidth: at least, a row
-    takes as long as its bytes in a stream. The range is widened by the spread of the readings.
-    """
-    figures = _figures(peaks, hot.device, hot.threads)
-    if figures is None or peaks is None:
-        return None
-    rates, common = figures
-    near, far = _hot_table(rates), rates.gather.dram
-    if not all(row.methods for table in (near, far) for row in table.rows):
-        return None
-    row_bytes, knee = hot.ids.row_bytes, common.knee.bytes
-    cold_missed, hot_missed = (max(0.0, 1 - knee / (count * row_bytes)) for count in (rows.cold, rows.hot))
-    missed = hot.ids.lookups * (cold_missed - hot_missed)
-
-    def ratio(memory: float, cache: float) -> float:
-        return float(1 + missed * max(0.0, memory - cache) / (hot_ms * 1e6))
-
-    cache, memory = (_interpolated(_rows(table), row_bytes) for table in (near, far))
-    by_method = [
-        ratio(*(_interpolated(_rows(table, method), row_bytes) for table in (far, near)))
-        for method in far.rows[0].methods
-        if all(method in row.methods for table in (far, near) for row in table.rows)
-    ]
-    streamed = 1e9 * row_bytes / rates.read.p50
-    low, expected = ratio(min(memory, streamed), cache), ratio(memory, cache)
-    spread = 1 + sum(_spread(table.rows, row_bytes) for table in (far, near))
-    return ColdOverHot(low / spread, expected, max(expected, *by_method) * spread)
-
-
 def hot_bytes(peaks: Peaks | None, device: str, threads: int | None) -> int | None:
     """Bytes of the measured table whose rows stay in the nearest cache of some size; None if not measured."""
     figures = _figures(peaks, device, threads)
-    return None if figures is None else _hot_table(figures[0]).table_bytes
-
-
-def _hot_table(rates: Rates) -> RowTable:
-    return rates.gather.near or rates.gather.cache
-
-
-def _spread(rows: list[GatherRow], row_bytes: int) -> float:
-    """Half the distance of p20 and p80 relative to the median, of the nearest measured width."""
-    ns = min(rows, key=lambda row: abs(row.row_bytes - row_bytes)).ns
-    return (ns.p80 - ns.p20) / (2 * ns.p50)
+    return None if figures is None else (figures[0].gather.near or figures[0].gather.cache).table_bytes
 
 
 def ceilings_of_profile(profile: StepBudget, peaks: Peaks | None) -> Ceilings | None:
@@ -236,10 +191,9 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
     )
 
 
-def _rows(table: RowTable, method: str | None = None) -> tuple[tuple[int, float], ...]:
-    """(bytes of a row, ns) ascending, of one method or of the fastest for each width."""
-    times = ((row.row_bytes, row.methods[method] if method else row.ns.p50) for row in table.rows)
-    return tuple(sorted(times))
+def _rows(table: RowTable) -> tuple[tuple[int, float], ...]:
+    """(bytes of a row, ns) ascending, of the fastest method for each width."""
+    return tuple(sorted((row.row_bytes, row.ns.p50) for row in table.rows))
 
 
 def ranks_sharing(profile: StepBudget) -> int:

@@ -6,6 +6,8 @@ from ..jsonfile import Count, Number, Struct
 from .records import Advice, Experiment, Observed, Percentiles, Verdict
 
 SCHEMA, PAIR_SCHEMA = 2, 1
+NARROWER_PAIR = "measure it on a quiet machine or with a larger --train.batch-size"
+"""What narrows the ranges of a pair: both come from readings of lookups."""
 
 
 class Missing(Struct):
@@ -316,6 +318,19 @@ class ColdOverHot(Struct):
     high: Number
 
 
+class PairLookups(Struct):
+    """ms to look up as many random rows as a step does, outside a step: with each arm's number of rows, in the same
+    table."""
+
+    hot: Percentiles
+    cold: Percentiles
+
+    def cold_over_hot(self) -> ColdOverHot:
+        """The ratio that follows for a step, with ends from p20 and p80 of both."""
+        hot, cold = self.hot, self.cold
+        return ColdOverHot(cold.p20 / hot.p80, cold.p50 / hot.p50, cold.p80 / hot.p20)
+
+
 class PairIds(Struct):
     """Number of table rows that the ids of each arm refer to."""
 
@@ -332,6 +347,8 @@ class Pair(Struct, kw_only=True):
     ids: PairIds
     ratio: dict[str, Number]
     """Time with cold ids over that with hot ids, by part."""
+    lookups: PairLookups | None = None
+    """None where ids are not equally likely."""
     expected: ColdOverHot | None = None
     other_work: Number | None = None
     """Share of the cores that others took during the turns that count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -11,7 +12,7 @@ from ..runs.report.blocks import Block, Cell, Figure, Report, Section, Table, Te
 from ..runs.report.charts import BarPart, stacked
 from ..runs.report.formats import NONE
 from ..runs.report.page import EXTRA, FAMILIES
-from ..units import digits, number, size, time, times
+from ..units import WIDEST_RANGE, digits, number, size, time, times, too_wide
 from .memory import Memory
 from .predict import PARTS, Band, PredictedStep
 from .summary import Plan, Point
@@ -130,6 +131,8 @@ def _facts(plan: Plan, advised: Point) -> dict[str, str]:
     if reached:
         facts["target"] = f"{_reached(reached, plan.currency)} for {_range(reached.samples, number)} samples"
         facts["target"] += "" if reached.cost else "; --price 4USD adds the cost"
+    if narrower := _narrower(plan, advised):
+        facts["range"] = narrower
     if failing := advised.failures:
         reached_s = reached.seconds.value / failing.goodput if reached and failing.goodput else None
         facts["failures"] = (
@@ -301,14 +304,38 @@ def _time(seconds: float) -> str:
 def _band_time(band: Band) -> str:
     """A time and its range, as in 632 ms (570 to 700)."""
     (value, low, high), unit = times(*(1e3 * seconds for seconds in (band.value, band.low, band.high)))
-    return f"{value} {unit} ({low} to {high})"
+    return f"{value} {unit} {_ends(band, low, high)}"
 
 
 def _range(band: Band, text: Callable[[float], str], unit: str | None = None) -> str:
     """A figure and its range, as in 26.8 USD (21.3 to 46.9)."""
     value, low, high = map(text, (band.value, band.low, band.high))
     shown = f"{value} {unit}" if unit else value
-    return shown if low == high else f"{shown} ({low} to {high})"
+    return shown if low == high else f"{shown} {_ends(band, low, high)}"
+
+
+def _ends(band: Band, low: str, high: str) -> str:
+    """A range in brackets. One that would contain nearly anything says that no plan can be judged by it."""
+    return f"({low} to {high}{', not judged' if too_wide(band.low, band.high) else ''})"
+
+
+def _narrower(plan: Plan, advised: Point) -> str | None:
+    """Which ranges are too wide to judge by, and what would narrow them; None where none is."""
+    step, reached = advised.step, advised.target
+    assert step is not None
+    bands = {"step": step, **({"time to the target": reached.seconds, "samples": reached.samples} if reached else {})}
+    wide = [name for name, band in bands.items() if too_wide(band.low, band.high)]
+    if not wide:
+        return None
+    # The range of the time comes from those of the step, the samples and the start; each is enough at its root.
+    ways = {
+        f"--calibrate on a {plan.device}": step,
+        "--samples-to-target from runs of your own": reached.samples if reached else Band(1.0, 1.0, 1.0),
+    }
+    enough = math.sqrt(WIDEST_RANGE)
+    useful = [way for way, band in ways.items() if band.high > enough * band.low]
+    way = " and ".join(useful or ["--startup-seconds from a run of your own"])
+    return f"{', '.join(wide)} not judged: wider than a factor of {WIDEST_RANGE:g}; to narrow it, {way}"
 
 
 def _reached(reached: PlannedTraining, currency: str | None) -> str:

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from ..errors import DataError
 from ..jsonfile import Struct, as_json, shorten
-from ..measure.ceilings import cache_holds, cold_over_hot, measured_beside
+from ..measure.ceilings import cache_holds, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
-from ..units import size
+from ..measure.profile_records import NARROWER_PAIR
+from ..units import size, too_wide, wide_range
 from .derive import Stated, bounds, compared, result_of
 from .evidence import Evidence, differences, present
 from .report.formats import printable
@@ -227,31 +228,34 @@ def limits_lead(*names: str, cached_rows: bool = False, called: str = "") -> Cla
 
 
 def pair_ratio_as_measured(component: str) -> Claim:
-    """The ratio of a component's time with cold and with hot ids is the one that the ceilings of memory and cache give.
+    """The ratio of a component's time with cold and with hot ids is the one that rows of the same table give outside a
+    step: those of the whole table come from memory, those of the hot ids from the cache.
 
-    Both are ranges: the readings spread, and implementations differ. They contradict each other if they have nothing in
-    common.
+    Both are ranges, since the readings spread. They contradict each other if they have nothing in common; a range wider
+    than a factor of 2 would contain nearly anything, so that nothing is judged by it.
     """
 
     def holds(evidence: Evidence) -> Finding:
-        pair, peaks = needed(evidence.pair, "pair.json"), needed(evidence.peaks, "peaks.json")
+        pair = needed(evidence.pair, "pair.json")
         hot, cold = (
             next((part.ms for part in arm.components if part.name == component and part.ms.p20 > 0), None)
             for arm in (pair.hot, pair.cold)
         )
         if hot is None or cold is None:
             raise DataError(f"pair.json has no times of {component}")
-        expected = cold_over_hot(peaks, pair.hot, hot.p50, pair.ids)
-        if expected is None:
-            raise DataError("peaks.json has no random rows by implementation for this device and number of threads")
-        low, high = cold.p20 / hot.p80, cold.p80 / hot.p20
+        if pair.lookups is None or not pair.lookups.hot.p20 > 0:
+            raise DataError("pair.json has no lookups outside a step (measure them with recperf pair)")
+        expected, low, high = pair.lookups.cold_over_hot(), cold.p20 / hot.p80, cold.p80 / hot.p20
         shown = (
-            f"{component} {cold.p50 / hot.p50:.2f} times as long cold as hot ({low:.2f} to {high:.2f}); memory over "
-            f"cache gives {expected.expected:.2f} ({expected.low:.2f} to {expected.high:.2f})"
+            f"{component} {cold.p50 / hot.p50:.2f} times as long cold as hot ({low:.2f} to {high:.2f}); rows outside a "
+            f"step give {expected.expected:.2f} ({expected.low:.2f} to {expected.high:.2f})"
         )
-        ceilings = measured_beside(peaks, pair.cold.device, pair.cold.threads)
+        for ends in ((low, high), (expected.low, expected.high)):
+            if too_wide(*ends):
+                why = wide_range(f"{ends[0]:.2f}", f"{ends[1]:.2f}", NARROWER_PAIR)
+                return Finding(holds=None, detail=f"{why} ({shown})")
         fits = low <= expected.high and high >= expected.low
-        return _undisturbed(fits, shown, lookups=pair.other_work, ceilings=ceilings)
+        return _undisturbed(fits, shown, lookups=pair.other_work)
 
     text = f"{component} takes as much longer on cold rows as memory is slower than the cache, at equal work"
     return Claim(name=f"cold over hot: {component}", text=text, holds=holds)

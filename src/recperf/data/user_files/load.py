@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
 LIST_ROLE, LIST_MARK = "genres", "|"
 """The role whose values may be lists, and what is put between the values of one."""
-_PARQUET_ROWS = 1 << 16
+_PARQUET_ROWS = _PAIRS = 1 << 16
 _SCORED_MEMORY = 512 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -163,7 +163,17 @@ def _json_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, 
 
 def _sequence_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
     """Lines of a user and items, separated by whitespace or commas, as a pair of user and item for each item."""
-    pairs: list[tuple[str, str]] = []
+    arrow = pyarrow()
+    chunks: list[Any] = []
+    users: list[str] = []
+    items: list[str] = []
+
+    def flush() -> None:
+        """Text of Python takes many times the bytes of arrow's."""
+        chunks.append(arrow.table([arrow.array(one, arrow.string()) for one in (users, items)], ["f0", "f1"]))
+        users.clear()
+        items.clear()
+
     for row, line in zip(block.numbers_N.tolist(), block.content.decode().split("\n")):
         fields = line.replace(",", " ").split()
         missing = next((field for field in fields if field in MISSING), None)
@@ -171,10 +181,12 @@ def _sequence_part(connection: Any, source: Source, block: TextBlock, bad: BadRo
             what = ": a user without items" if missing is None else f": {missing!r} stands for a missing value"
             bad.add(row, what, "write a user and at least one item on each line")
             continue
-        pairs += [(fields[0], item) for item in fields[1:]]
-    arrow = pyarrow()
-    columns = zip(*pairs) if pairs else ((), ())
-    connection.register("batch", arrow.table([arrow.array(one, arrow.string()) for one in columns], ["f0", "f1"]))
+        users += [fields[0]] * (len(fields) - 1)
+        items += fields[1:]
+        if len(items) >= _PAIRS:
+            flush()
+    flush()
+    connection.register("batch", arrow.concat_tables(chunks))
     return "batch"
 
 

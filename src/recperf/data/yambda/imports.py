@@ -4,12 +4,13 @@ Rows may come in any order: DuckDB sorts them by user, time and place in the fil
 temporary files beside the store. Every user has at least one event, because users are known only by their rows. There
 is no split by time: that is Yambda's own rule. A log without labels gets drawn negatives, one without times an order.
 
-Shapes: N positive events of whole users in the order of time, K negatives of each, I items.
+Shapes: I items.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,14 +18,13 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...config import to_json
 from ...errors import DataError
 from ...files import sha256
 from ...folders import remove_folder
 from ...jsonfile import as_json
-from ...ops.hashing import xxh64
+from ...stop import poll
 from ..user_files.load import load_file
 from ..user_files.source import Source, inspect, require_role
 from ..user_files.text_rows import BadRows
@@ -32,8 +32,9 @@ from ..user_files.values import RESTART, column_types, fetch_row, open_database
 from .convert import ID_ROLES, catalogue, convert, number_ids
 from .import_options import ImportOptions
 from .item_file import ItemFile
-from .manifest import Days, DrawnNegatives, EventManifest, ImportFacts
-from .schema import DRAWN, LISTEN_PLUS, ORGANIC, SKIP
+from .manifest import Days, EventManifest, ImportFacts
+from .negatives import FIRST_TIMES, Negatives
+from .schema import LISTEN_PLUS, ORGANIC, SKIP
 from .store import MANIFEST, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
 
@@ -42,12 +43,8 @@ HELD_OUT = 0.2
 """Share of the latest events that workloads hold out by default."""
 QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
 _BATCH_ROWS = 1 << 17
-_ROUNDS = 16
-"""Draws of one negative before the items that its user does not have are listed."""
 
 Progress = Callable[[int, int], None]
-Events = dict[str, NDArray[Any]]
-Longs = NDArray[np.int64]
 
 
 def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[..., Progress]) -> dict[str, Any]:
@@ -198,7 +195,7 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
         if item_file is not None:
             facts.item_file = item_file.write(writer.draft)
         catalogue_I2 = catalogue(connection)
-        negatives = Negatives(options, _item_counts(connection, len(catalogue_I2))) if options.drawn else None
+        negatives = _negatives(connection, options, len(catalogue_I2) - 1) if options.drawn else None
         _write_sorted(connection, writer, sorting, negatives)
         if negatives is not None:
             facts.negatives = negatives.facts
@@ -211,8 +208,7 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     count = "SELECT count(*) FROM (SELECT DISTINCT {role}_id FROM events WHERE {role}_id IS NOT NULL)"
     ids = {f"{role}s": fetch_row(connection, count.format(role=role))[0] for role in roles}
     events, positive = fetch_row(connection, "SELECT count(*), avg(positive::INT) FROM events")
-    shares = ", ".join(f"quantile_disc(count, {share})" for share in QUANTILES.values())
-    per_user = fetch_row(connection, f"SELECT {shares} FROM (SELECT count(*) AS count FROM events GROUP BY user_id)")
+    per_user = _events_per_user(connection, ids["users"])
     used = set(source.columns.values())
     order = "random order" if options.order == "random" else "order of the file"
     if options.sequences:
@@ -233,108 +229,52 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
         events_in_file=events,
         positive_share_in_file=positive,
         density=events / (ids["users"] * ids["items"]),
-        events_per_user=dict(zip(QUANTILES, per_user)),
+        events_per_user=per_user,
     )
 
 
-def _item_counts(connection: Any, items: int) -> Longs:
-    """The number of events of every item."""
+def _events_per_user(connection: Any, users: int) -> dict[str, int]:
+    """Quantiles of the numbers of events of users. There are far fewer different numbers than users, whom a quantile of
+    DuckDB would hold in memory."""
+    counts = "SELECT count(*) AS events FROM events GROUP BY user_id"
+    rows = connection.execute(f"SELECT events, count(*) FROM ({counts}) GROUP BY events ORDER BY events").fetchall()
+    events, of_users = np.array(rows, np.int64).T
+    # The least number of which at least this share of users have no more.
+    ranks = [max(1, math.ceil(share * users)) for share in QUANTILES.values()]
+    places = np.searchsorted(np.cumsum(of_users), ranks)
+    return dict(zip(QUANTILES, events[places].tolist()))
+
+
+def _negatives(connection: Any, options: ImportOptions, items: int) -> Negatives:
+    """Every item, from 1 to `items`, has events."""
+    if options.negatives_by == "uniform":
+        return Negatives(options, items, None)
     counts_I = np.zeros(items, np.int64)
     query = "SELECT item_id, count(*) FROM events GROUP BY item_id"
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
         item, count = (column.to_numpy() for column in batch.columns)
-        counts_I[item] = count
-    return counts_I
+        counts_I[item.astype(np.int64) - 1] = count
+    return Negatives(options, items, counts_I)
 
 
 def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, negatives: Negatives | None) -> None:
     """Append all events by user and time; those of one second keep the order of the file."""
     total, written = fetch_row(connection, "SELECT count(*) FROM events")[0], 0
     progress(written, total)
-    query = "SELECT user_id, item_id, seconds, positive FROM events ORDER BY user_id, seconds, row"
-    waiting: Events | None = None
+    rows = "SELECT user_id, item_id, seconds, positive, row FROM events"
+    if negatives is not None:
+        rows += f" UNION ALL {FIRST_TIMES}"
+    query = f"SELECT user_id, item_id, seconds, positive FROM ({rows}) ORDER BY user_id, seconds, row"
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
-        users, items, times, positive = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
+        poll()
+        users, items, times = (batch.column(at).to_numpy() for at in range(3))
+        positive = batch.column(3)
+        first = positive.is_null().to_numpy(zero_copy_only=False)
         # Nothing says that a recommender was behind an event.
-        kinds = np.where(positive, LISTEN_PLUS | ORGANIC, SKIP | ORGANIC).astype(np.uint8)
+        liked = positive.fill_null(True).to_numpy(zero_copy_only=False)
+        kinds = np.where(liked, LISTEN_PLUS | ORGANIC, SKIP | ORGANIC).astype(np.uint8)
         events = {"uids": users, "items": items, "times": times, "kinds": kinds}
-        if negatives is not None:
-            # Whole users only: a negative must not be an item of an earlier batch.
-            events = {name: np.concatenate([waiting[name], events[name]]) for name in events} if waiting else events
-            whole = int(np.searchsorted(events["uids"], events["uids"][-1]))
-            waiting = {name: column[whole:] for name, column in events.items()}
-            events = negatives.add({name: column[:whole] for name, column in events.items()})
-        writer.append(**events)
-        written += len(batch)
+        for part in (events,) if negatives is None else negatives.add(events, first):
+            writer.append(**part)
+        written += len(batch) - int(first.sum())
         progress(written, total)
-    if negatives is not None and waiting is not None:
-        writer.append(**negatives.add(waiting))
-
-
-class Negatives:
-    """Draws negatives for a log in which every row is positive: items that the user has not had by then.
-
-    An item that the user has later may be drawn: if it never were, a negative would say that no later event is of it.
-    Negatives are events with the mark `DRAWN`: anchors with label 0 that no history contains. They come right before
-    their positive event and have its time, so that both see the same history. They are a pure function of the seed and
-    of the number of events before: parts give what the whole gives.
-    """
-
-    def __init__(self, options: ImportOptions, counts_I: Longs) -> None:
-        """`counts_I` are the numbers of events of every item."""
-        self.facts = DrawnNegatives(
-            per_event=options.drawn, by=options.negatives_by, seed=options.seed, drawn=0, left_out=0
-        )
-        self.items, self.events = len(counts_I), 0
-        self._known = np.flatnonzero(counts_I)
-        weights = counts_I[self._known] if options.negatives_by == "popularity" else np.ones_like(self._known)
-        self._ends = np.cumsum(weights)
-
-    def add(self, events: Events) -> Events:
-        """Events of whole users, each after its negatives."""
-        items_NK, drawn_NK = self.draw(*(events[name].astype(np.int64) for name in ("uids", "items", "times")))
-        self.facts.drawn += int(drawn_NK.sum())
-        stored = np.pad(drawn_NK, ((0, 0), (0, 1)), constant_values=True)
-        wide = {name: np.repeat(column[:, None], self.facts.per_event + 1, axis=1) for name, column in events.items()}
-        wide["items"][:, :-1] = items_NK
-        wide["kinds"][:, :-1] = DRAWN | ORGANIC
-        return {name: column[stored] for name, column in wide.items()}
-
-    def draw(self, users_N: Longs, items_N: Longs, times_N: Longs) -> tuple[Longs, NDArray[np.bool_]]:
-        """Items that the user of each event does not have up to its time, and whether there is one. Users who have
-        nearly every item get the few others equally often."""
-        own, first = np.unique(users_N * self.items + items_N, return_index=True)
-        since = times_N[first]
-        items_NK = np.zeros((len(users_N), self.facts.per_event), np.int64)
-        place = np.arange(items_NK.size)
-        row, column = np.divmod(place, self.facts.per_event)
-        for attempt in range(_ROUNDS):
-            hashes = xxh64([row + self.events, column, np.full(len(row), attempt)], self.facts.seed)
-            ticket = (hashes % np.uint64(self._ends[-1])).astype(np.int64)
-            items = self._known[np.searchsorted(self._ends, ticket, side="right")]
-            items_NK.reshape(-1)[place] = items
-            key = users_N[row] * self.items + items
-            pair = np.minimum(np.searchsorted(own, key), len(own) - 1)
-            taken = (own[pair] == key) & (since[pair] <= times_N[row])
-            place, row, column = place[taken], row[taken], column[taken]
-            if not len(place):
-                break
-        drawn_NK = np.ones(items_NK.shape, np.bool_)
-        # Events of a user between which no new item came have the same others.
-        last = np.append(np.flatnonzero(np.diff(users_N) | np.diff(times_N)), len(users_N) - 1)
-        end_N = last[np.searchsorted(last, np.arange(len(users_N)))]
-        items_so_far_N = np.cumsum(np.bincount(first, minlength=len(users_N)))[end_N]
-        for mine in np.split(np.arange(len(row)), np.flatnonzero(np.diff(items_so_far_N[row])) + 1):
-            if not len(mine):
-                continue
-            event = row[mine[0]]
-            begin = np.searchsorted(users_N, users_N[event])
-            others = np.setdiff1d(self._known, items_N[begin : end_N[event] + 1])
-            if len(others):
-                hashes = xxh64([row[mine] + self.events, column[mine], np.full(len(mine), _ROUNDS)], self.facts.seed)
-                items_NK.reshape(-1)[place[mine]] = others[(hashes % np.uint64(len(others))).astype(np.int64)]
-            else:
-                drawn_NK.reshape(-1)[place[mine]] = False
-        self.events += len(users_N)
-        self.facts.left_out += int((~drawn_NK).sum())
-        return items_NK, drawn_NK

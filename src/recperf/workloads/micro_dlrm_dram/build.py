@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch
@@ -33,7 +35,7 @@ from ..clicks import (
     one_cycle_recipe,
 )
 from ..micro_dlrm.config import ratings
-from .config import MicroDLRMDramConfig, bounds, check, estimate, hot_ids, resolved_rows, table_state
+from .config import MicroDLRMDramConfig, bounds, check, estimate, hot_ids, ids_a_batch, resolved_rows, table_state
 
 
 class PreparedDram(PreparedRows):
@@ -104,14 +106,16 @@ class PreparedDram(PreparedRows):
         data, hot = self.config.data, hot_ids(self.config, hot_bytes)
         if not isinstance(self.source, DrawnRows) or data.id_space <= hot or self.tiers.placement != "device":
             return None
-        uniform = data.ids == "uniform"
-        return {
-            "cold": Arm(
-                replace(trial.recipe, order=self.order(self.config.seed)),
-                self._reached(data.id_space) if uniform else None,
-            ),
-            "hot": Arm(replace(trial.recipe, order=self.order(self.config.seed, id_space=hot)), self._reached(hot)),
-        }
+        assert isinstance(trial, DramTrial)
+
+        def arm(id_space: int | None) -> Arm:
+            recipe = replace(trial.recipe, order=self.order(self.config.seed, id_space=id_space))
+            if id_space is None and data.ids != "uniform":
+                return Arm(recipe, None, None)
+            rows = self._reached(id_space or data.id_space)
+            return Arm(recipe, rows, trial.random_lookups(rows))
+
+        return {"cold": arm(None), "hot": arm(hot)}
 
     def _reached(self, ids: int) -> int:
         """How many rows so many ids of each feature are expected to hash to."""
@@ -154,3 +158,19 @@ class DramTrial(DLRMTrialState):
     def rows_of(self, batch: ClickBatch) -> Tensor:
         """The table rows a batch looks up."""
         return self.table.rows_of(batch.features)
+
+    def random_lookups(self, rows: int) -> Callable[[], Callable[[], object]]:
+        """Draws the rows of a step's lookups from so many rows of the table. Few rows lie anywhere in it, as those that
+        ids hash to: at equal distances they would compete for the same places of a cache."""
+        config, table, count = self.prepared.config, self.table, self.prepared.rows
+        lookups, generator = ids_a_batch(config), torch.Generator().manual_seed(self.seed)
+        device = table.table_RD.device
+        places = torch.randint(count, (rows,), generator=generator) if 2 * rows <= count else None
+        offsets_B1 = torch.arange(0, lookups + 1, config.data.ids_per_bag, device=device)
+
+        def draw() -> Callable[[], object]:
+            rows_V = torch.randint(rows, (lookups,), generator=generator)
+            rows_V = (rows_V if places is None else places[rows_V]).to(device)
+            return lambda: table.bag.bag_sum(table.table_RD, rows_V, offsets_B1)
+
+        return draw
