@@ -6,10 +6,11 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import write_json
-from ..jsonfile import read, require
+from ..jsonfile import read, require, require_unchanged, sealed
 from ..measure.limits import UNDECIDED
 from ..measure.profile_records import Profile
 from ..measure.records import StepProfile
+from ..outputs import output_file
 
 KIND = "step profile"
 SCHEMA = 1
@@ -18,17 +19,21 @@ SCHEMA = 1
 class Report(StepProfile):
     """What limits a step, and the figures behind it."""
 
-    def save(self, path: str | Path) -> Path:
-        """Write the report as JSON; `recperf.load` reads it."""
-        write_json(Path(path), self)
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the report as JSON; `recperf.load` reads it. With `force` it replaces a file that is not a report."""
+        place = output_file(
+            path, endings=(".json",), ours=_is_report, what="a report", option="another name", force=force
+        )
+        write_json(place, sealed(self))
         return Path(path)
 
-    def page(self, path: str | Path) -> Path:
-        """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step."""
+    def page(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step. With
+        `force` it replaces a file that is not a page of recperf."""
         from .report import page
         from .report.step_sections import report_of
 
-        return page.save(report_of(self), Path(path))
+        return page.save(report_of(self), Path(path), force=force)
 
     def __str__(self) -> str:
         return self.text()
@@ -59,6 +64,14 @@ class Report(StepProfile):
         return page.html_of(report_of(self))
 
 
+def _is_report(path: Path) -> bool:
+    try:
+        content = read(path)
+    except DataError:
+        return False
+    return isinstance(content, dict) and content.get("kind") == KIND
+
+
 def load(path: str | Path) -> Report:
     """Read a report that `save` wrote."""
     content = read(Path(path), named=True)
@@ -72,7 +85,9 @@ def load(path: str | Path) -> Report:
         raise DataError(
             f"the profile has schema {content.get('schema')!r}; this recperf reads {SCHEMA}", where={"file": path}
         )
-    return require(content, Report, Path(path), what="is damaged")
+    report = require(content, Report, Path(path), what="is damaged")
+    require_unchanged(content, Path(path))
+    return report
 
 
 def load_any(path: Path) -> Report | Profile:
