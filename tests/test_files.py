@@ -37,10 +37,13 @@ def kill_inside(block: str, place: Path) -> None:
 def test_what_killed_processes_left_is_removed_and_nothing_else(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    foreign = [".new.old/x", ".new.marked/.recperf", ".new.2024.tmp/x", ".table.csv.tmp"]
+    foreign = [".new.old/x", ".new.marked/.recperf", ".new.2024.tmp/x", ".table.csv.tmp", ".table.csv.999999.tmp"]
+    foreign += [".table.csv.999999-0123456789abcdef.tmp"]
     for name in foreign:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
+    for name in (".new.999999-abcdefgh", ".new.999999-01234567-0123456789abcdef"):
+        (tmp_path / name).mkdir()  # Empty folders of the user.
     before = set(tmp_path.iterdir())
     kill_inside("fresh_folder(place / 'new')", tmp_path)
     (kept,) = set(tmp_path.iterdir()) - before
@@ -95,7 +98,7 @@ def test_two_processes_remove_what_a_killed_one_left(tmp_path: Path, monkeypatch
     kill_inside("temporary_folder('process-', beside=place)", tmp_path)
     (left,) = tmp_path.iterdir()
 
-    original, calls = folders._is_marked, []
+    original, calls = folders.is_marked, []
 
     def marked(folder: Path) -> bool:
         calls.append(original(folder))
@@ -103,7 +106,7 @@ def test_two_processes_remove_what_a_killed_one_left(tmp_path: Path, monkeypatch
             shutil.rmtree(left)
         return calls[-1]
 
-    monkeypatch.setattr(folders, "_is_marked", marked)
+    monkeypatch.setattr(folders, "is_marked", marked)
     with temporary_folder("process-", beside=tmp_path) as mine:
         assert os.listdir(tmp_path) == [mine.name]
 
@@ -122,3 +125,14 @@ def test_a_signal_does_not_end_a_save_in_the_background() -> None:
     assert errors == [None]
     with pytest.raises(Stopped):
         flag.poll()
+
+
+def test_of_two_that_write_a_folder_the_slower_one_gets_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="another process has written this folder") as slower:  # noqa: SIM117
+        with fresh_folder(tmp_path / "new") as draft:
+            (draft / "content").write_text("slower")
+            with fresh_folder(tmp_path / "new") as faster:
+                (faster / "content").write_text("faster")
+    assert slower.value.exit_code == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert (tmp_path / "new" / "content").read_text() == "faster"

@@ -36,9 +36,29 @@ _CAUSES = {
 }
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)
+"""Errors of a system that works, about files that are missing or are not files."""
 
-DRAFT = re.compile(r"\..+\.(\d+)\.tmp")
-"""The name of a draft of `atomic_file`, with the id of its process."""
+_DRAFT = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)-(?P<stamp>[0-9a-f]{16})\.(?:tmp|aside)", re.S)
+
+
+def stamp_of(name: str) -> str:
+    """What the name of a draft ends with. No file of a user has it by chance, so a draft that it fits is ours."""
+    return hashlib.sha256(f"draft of recperf: {name}".encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def draft_of(path: Path, end: str = "tmp") -> Path:
+    """Where this process prepares a file or folder; with `aside`, where it puts one that it removes."""
+    own = f"{path.name}.{os.getpid()}"
+    return path.with_name(f".{own}-{stamp_of(own)}.{end}")
+
+
+def draft_owner(draft: str) -> tuple[str, int] | None:
+    """Of a name that `draft_of` made the name of what was to be written and the process; None of any other name."""
+    match = _DRAFT.fullmatch(draft)
+    if match is None or stamp_of(f"{match['name']}.{match['process']}") != match["stamp"]:
+        return None
+    return match["name"], int(match["process"])
 
 
 @contextmanager
@@ -148,7 +168,7 @@ def require_short(path: Path) -> None:
 @contextmanager
 def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
     """A file that gets its final name when the block succeeds and the content is on disk; otherwise it is removed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = draft_of(path)
     with writing(path, fix=fix), FLAG.before_exit(lambda: draft.unlink(missing_ok=True)):
         try:
             _remove_drafts(path)
@@ -168,8 +188,8 @@ def atomic_file(path: Path, *, fix: str | None = None) -> Iterator[BinaryIO]:
 def _remove_drafts(path: Path) -> None:
     """Remove the drafts of a file that killed processes left, and one of this process."""
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        process = int(match[1]) if (match := DRAFT.fullmatch(draft.name)) else 1
-        if process == os.getpid() or (not is_alive(process) and is_abandoned(draft)):
+        name, process = draft_owner(draft.name) or ("", 1)
+        if name == path.name and (process == os.getpid() or (not is_alive(process) and is_abandoned(draft))):
             draft.unlink(missing_ok=True)
 
 
@@ -252,7 +272,7 @@ def make_folder(folder: Path) -> None:
 
 def sha256(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
     """The digest of a file's content; `progress` receives the number of bytes of each block read."""
-    with path.open("rb") as file:
+    with open_linked(path) as file:
         return digest_of(file, progress=progress)
 
 

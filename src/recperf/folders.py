@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -10,7 +11,17 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from .errors import DataError, MachineError, notice_once
-from .files import DRAFT, is_abandoned, is_alive, make_folder, open_regular, read_regular, sync_folder, writing
+from .files import (
+    draft_owner,
+    is_abandoned,
+    is_alive,
+    make_folder,
+    open_regular,
+    read_regular,
+    stamp_of,
+    sync_folder,
+    writing,
+)
 from .stop import FLAG
 
 MARK, LOCK = ".recperf", ".recperf.lock"
@@ -35,7 +46,8 @@ def require_own_folders(run: Path, *names: str) -> Path:
     return place
 
 
-def _is_marked(folder: Path) -> bool:
+def is_marked(folder: Path) -> bool:
+    """Whether recperf wrote a folder."""
     try:
         return read_regular(folder / MARK) == _MARK_TEXT
     except OSError:
@@ -47,10 +59,11 @@ def foreign(folder: Path, ours: str) -> list[str]:
 
     `ours` is a pattern. The name of a folder ends with a slash; a link is never ours.
     """
-    marked, pattern = _is_marked(folder), re.compile(rf"{re.escape(MARK)}|{DRAFT.pattern}|{ours}")
+    marked, pattern = is_marked(folder), re.compile(rf"{re.escape(MARK)}|{ours}")
     with os.scandir(folder) as entries:
         names = {entry.name + "/" * entry.is_dir(follow_symlinks=False): entry.is_symlink() for entry in entries}
-    return sorted(name for name, link in names.items() if not marked or link or not pattern.fullmatch(name))
+    own = {name for name, link in names.items() if not link and (pattern.fullmatch(name) or draft_owner(name))}
+    return sorted(names if not marked else names.keys() - own)
 
 
 def refuse_foreign(folder: Path, ours: str = ".*") -> None:
@@ -110,7 +123,10 @@ def alone(folder: Path, *, what: str, ours: str | None = None, again: str | None
         except OSError:
             # Some network file systems have no locks; there the user must not start two processes.
             pass
-        if ours is not None and not _is_marked(folder):
+        if ours is None and not _is_still(lock.fileno(), path):
+            # The owner before removed the file when it was done; a third process may have made another.
+            raise MachineError(f"another process was {what}", where={"folder": folder}, fix="try again")
+        if ours is not None and not is_marked(folder):
             with writing(path, fix=again):
                 os.write(lock.fileno(), _MARK_TEXT)
                 # After a power cut no file of ours may be there without the mark.
@@ -121,6 +137,13 @@ def alone(folder: Path, *, what: str, ours: str | None = None, again: str | None
         finally:
             if ours is None:
                 path.unlink(missing_ok=True)
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -167,14 +190,18 @@ def temporary_folder(prefix: str = "recperf-", *, beside: Path | None = None) ->
 
     parent = Path(tempfile.gettempdir()) if beside is None else beside
     for name in os.listdir(parent):
-        own = re.fullmatch(rf"{re.escape(prefix)}(\d+)-\w{{8}}", name)
-        if own and _is_marked(parent / name) and is_abandoned(parent / name / MARK):
+        own = re.fullmatch(rf"({re.escape(prefix)}(\d+)-[0-9a-f]{{8}})-([0-9a-f]{{16}})", name)
+        if own is None or own[3] != stamp_of(own[1]):
+            continue
+        if is_marked(parent / name) and is_abandoned(parent / name / MARK):
             remove_folder(parent / name, f"{re.escape(name)}/")
-        elif own and not is_alive(int(own[1])):
+        elif not is_alive(int(own[2])):
             # A kill just before the mark is there, or after it is gone, leaves an empty folder.
             with suppress(OSError):
                 (parent / name).rmdir()
-    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
+    own_name = f"{prefix}{os.getpid()}-{os.urandom(4).hex()}"
+    folder = parent / f"{own_name}-{stamp_of(own_name)}"
+    folder.mkdir(mode=0o700)
     ours = f"{re.escape(folder.name)}/"
     with (
         alone(folder, what="using this folder", ours=ours),
@@ -205,8 +232,22 @@ def fresh_folder(folder: Path, *, ours: str | None = None, fix: str | None = Non
                 yield draft
             if old and ours:
                 remove_folder(folder, ours)
-            os.rename(draft, folder)
+            take_name(draft, folder)
         sync_folder(folder.parent)
+
+
+def take_name(draft: Path, folder: Path) -> None:
+    """Give a draft its final name, unless another process was faster."""
+    try:
+        os.rename(draft, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise DataError(
+            "another process has written this folder in the meantime; it was not changed",
+            where={"folder": folder},
+            fix="use what is there, or name a new folder",
+        ) from None
 
 
 def refuse_occupied(folder: Path) -> None:

@@ -101,6 +101,27 @@ def sealed(record: Any) -> dict[str, Any]:
     return {**value, "seal": hashlib.sha256(content).hexdigest()}
 
 
+def unsealed(value: Any) -> dict[str, Any]:
+    """The content of a file that was written as `sealed`, without its seal; a ValueError says that it was changed."""
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    content = {name: one for name, one in value.items() if name != "seal"}
+    if "seal" not in value:
+        raise ValueError("it has no seal, by which a change would be noticed")
+    if sealed(content)["seal"] != value["seal"]:
+        raise ValueError("it was changed after it was written")
+    return content
+
+
+def require_unchanged(value: Any, path: Path) -> None:
+    """Refuse the content of a file that was written as `sealed` and changed since."""
+    try:
+        unsealed(value)
+    except ValueError as error:
+        what = f"{path.name} is damaged: {error}"
+        raise DataError(what, where={"file": path}, fix="restore the file, or measure again") from None
+
+
 def read_sealed(path: Path, form: tuple[str, int], kind: type[T], *, fix: str) -> T:
     """The content of a dataset's file that was written as `sealed`, with a format and a version, as `kind`."""
     try:
@@ -113,9 +134,8 @@ def read_sealed(path: Path, form: tuple[str, int], kind: type[T], *, fix: str) -
         if stated != form:
             names = [" ".join(map(shorten, pair)) for pair in (stated, form)]
             raise DataError(f"{path.name} has format {names[0]}; this recperf reads {names[1]}")
-        seal = value.pop("seal", None)
-        record = require(value, kind, path, what="is damaged")
-        if sealed(value)["seal"] != seal or json_bytes({**value, "seal": seal}) != content:
+        record = require({**value, "seal": None}, kind, path, what="is damaged")
+        if json_bytes({**unsealed(value), "seal": value["seal"]}) != content:
             raise ValueError("it was changed after it was written")
     except ValueError as error:
         raise DataError(f"{path.name} is damaged: {error}", where={"file": path}, fix=fix) from None

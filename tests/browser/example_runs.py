@@ -8,11 +8,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from recperf.jsonfile import as_json, require
+from recperf.jsonfile import as_json, require, sealed
 from recperf.measure.attribution import LIMITS
 from recperf.runs.compare_report import html_of_runs
 from recperf.runs.derive import add_detail
-from recperf.runs.evidence import Evidence
+from recperf.runs.evidence import Evidence, seal
 from recperf.runs.report import page, run_report
 from recperf.runs.result import Quality, Target
 from recperf.runs.schemas import SavedScores
@@ -327,8 +327,9 @@ def make_run(
     made = {"profile": profile, "peaks": peaks, "pair": pair}
     files |= {name: made[name]() for name in measured}
     for name, value in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(value))
+        (folder / f"{name}.json").write_text(json.dumps(sealed(value) if name == "profile" else value))
     (folder / "events.jsonl").write_text(events(seeds, steps))
+    seal(folder)
     return folder
 
 
@@ -340,8 +341,11 @@ def page_of(*runs: Path) -> str:
 
 def change(folder: Path, name: str, path: str, value: Any) -> None:
     """Set one field of a file, given its dotted path."""
-    content = json.loads((folder / name).read_text())
-    (folder / name).write_text(json.dumps(changed(content, path, value)))
+    content = changed(json.loads((folder / name).read_text()), path, value)
+    if content.pop("seal", None):
+        content = sealed(content)
+    (folder / name).write_text(json.dumps(content))
+    seal(folder)
 
 
 def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -171,3 +172,31 @@ def test_in_a_browser(home: Path, port: int) -> None:
         browser.value(f"document.querySelectorAll('.call rect')[1].{point}")
         assert browser.value("document.querySelector('.pointed').textContent").startswith("aten::addmm · ")
     assert not any(os.path.basename(path) == "report.html" for path in files(home))
+
+
+@pytest.mark.parametrize("request_line", [b"GET //[ HTTP/1.1", b"GET http://[/ HTTP/1.1"])
+def test_a_malformed_address_is_answered(port: int, request_line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(request_line + f"\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
+        assert client.recv(1 << 16).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 "))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_client_that_leaves_early_is_no_error(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with server(home, 0) as running:
+        for error in (BrokenPipeError(), ConnectionResetError(), TimeoutError()):
+            try:
+                raise error
+            except OSError:
+                running.handle_error(None, ("127.0.0.1", 1))
+        assert capfd.readouterr().err == ""
+        try:
+            raise ValueError("something else")
+        except ValueError:
+            running.handle_error(None, ("127.0.0.1", 1))
+    assert capfd.readouterr().err.splitlines() == ["note: a request could not be answered: ValueError: something else"]
+
+
+def test_an_unknown_option_is_named(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["ui", "--no-open"]) == 2
+    assert capfd.readouterr().err.startswith("error: unknown option '--no-open'")

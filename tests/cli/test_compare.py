@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import example_profiles as profiles
 import example_runs as examples
 import example_traces as traces
 import pytest
+from msgspec import convert
+from test_page import of_program
+
+from recperf.jsonfile import sealed
+from recperf.measure.profile_records import Profile
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -24,7 +30,7 @@ def call(call: Call) -> Call:
     slow["kernels"]["rows"][0]["total_ms"] += 0.05
     for name, profile in (("old", profiles.eager()), ("new", slow), ("graph", profiles.graph())):
         Path(name).mkdir()
-        Path(name, "profile.json").write_text(json.dumps(profile))
+        Path(name, "profile.json").write_text(json.dumps(sealed(profile)))
 
     return functools.partial(call, "compare")
 
@@ -99,3 +105,28 @@ def test_traces_differ_beyond_the_spread_of_their_steps(call: Call, tmp_path: Pa
     assert next(iter(says)) == "slow"
     printed = [" ".join(line.split()) for line in call("a.json", "b.json")[1].splitlines()]
     assert "slow 10.5 µs 10.2 – 10.8 µs 20.5 µs 20.2 – 20.8 µs +10.0 µs +95.2% slower" in printed
+
+
+@pytest.mark.parametrize("kind", ["workload", "program", "run"])
+def test_a_gate_reads_nothing_that_was_changed(call: Call, kind: str) -> None:
+    if kind == "run":
+        for name in ("old", "new"):
+            shutil.rmtree(name)
+            examples.make_run(Path(name))
+    elif kind == "program":
+        for name in ("old", "new"):
+            of_program(convert(profiles.eager(), Profile)).save(f"{name}/profile.json", force=True)
+    else:
+        shutil.copyfile("old/profile.json", "new/profile.json")
+    assert call("old", "new", "--gate", "5%")[0] == 0
+    path = Path("new", "result.json" if kind == "run" else "profile.json")
+    content = json.loads(path.read_text())
+    times = content["performance"]["step_ms"] if kind == "run" else content["step_ms"]
+    times |= {name: 3 * value for name, value in times.items()}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    code, _, err = call("old", "new", "--gate", "5%")
+    assert code == 3
+    assert path.name in err
+    content.pop("seal", None)
+    path.write_text(json.dumps(content))
+    assert call("old", "new", "--gate", "5%")[0] == 3

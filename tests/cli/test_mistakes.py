@@ -11,6 +11,8 @@ import example_profiles as profiles
 import example_runs as examples
 import pytest
 
+from recperf.jsonfile import sealed
+
 Call = Callable[..., tuple[int, str, str]]
 MISTAKES = [
     ("rum", 2, "did you mean 'run'?"),
@@ -99,7 +101,7 @@ def files(call: Call) -> set[Path]:
     (examples.make_run(Path("unfinished"), measured=()) / "result.json").unlink()
     for name in ("old", "new"):
         Path(name).mkdir()
-        Path(name, "profile.json").write_text(json.dumps(profiles.eager()))
+        Path(name, "profile.json").write_text(json.dumps(sealed(profiles.eager())))
     Path("torn.json").write_text(json.dumps(profiles.eager())[:500])
     Path("notes.txt").write_text("hello\n")
     Path("empty").mkdir()

@@ -61,6 +61,7 @@ def main() -> int:
     seen = gpus()
     # A process that has used CUDA cannot be forked.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import chaos_artefacts  # noqa: F401
     import chaos_files
     import chaos_ranks
     import killable_warm  # noqa: F401

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import example_runs
 import example_traces
+from chaos_foreign import FOREIGN
 from chaos_kinds import READING, REFUSED, SIGNALS, allowed_after, damaged, kind, send_some
 from chaos_process import Failure, judge
 from chaos_runs import CLICKS, Lab, Try
@@ -70,7 +71,7 @@ def disturbed(one: Try, arguments: list[str], span: float, *more: int) -> int:
 
 
 def require_no_drafts(folder: Path, name: str) -> None:
-    if left := [path.name for path in folder.glob(f".{name}.*") if path.name != f".{name}.0a1b2c3d"]:
+    if left := [path.name for path in folder.glob(f".{name}.*") if not any(path.name in own for own in FOREIGN)]:
         raise Failure("mismatch", f"drafts are left: {left}")
 
 

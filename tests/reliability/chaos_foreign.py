@@ -14,6 +14,8 @@ FOREIGN = {
     ".clicks-0a1b2c3d/notes.txt": b"kept",
     ".run.0a1b2c3d/notes.txt": b"kept",
     ".notes.tmp": b"kept",
+    ".scores.csv.999999.tmp": b"kept",
+    ".exported.999999-abcdefgh/notes.txt": b"kept",
     "notes.txt": b"last line without an end",
     "my.jsonl": b'{"kind": "step"}\nlast line without an end',
 }

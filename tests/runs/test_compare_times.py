@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from recperf.errors import DataError, UsageError
+from recperf.jsonfile import sealed
 from recperf.measure.profile_records import Profile
 from recperf.runs.compare import Comparison, TimeChange, compare, parse_gate
 from recperf.runs.sides import Side, load, of_workload
@@ -130,7 +131,7 @@ def test_a_gate_is_a_percentage(text: str) -> None:
 
 
 def _with(path: str, value: Any) -> str:
-    return json.dumps(examples.changed(profiles.graph(), path, value))
+    return json.dumps(sealed(examples.changed(profiles.graph(), path, value)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from recperf.cli import main
 from recperf.files import write_json
+from recperf.jsonfile import sealed
 from recperf.runs import contract
 from recperf.runs.contract import Claim, Evidence, check_run, judge
 from recperf.runs.derive import Stated, result_of
@@ -67,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main([*QUICK, "--run-dir", str(folder)]) == 0
     hot, cold = a_profile(0.5), a_profile(1.2)
     ratio = {"embedding": 2.4, "step": 2.0 / 1.3}
-    write_json(folder / "profile.json", a_profile(0.5))
+    write_json(folder / "profile.json", sealed(a_profile(0.5)))
     ids = {"hot": 512, "cold": 2_000_000}
     pair = {"schema": 1, "hot": hot, "cold": cold, "ids": ids, "ratio": ratio, "lookups": lookups(0.45, 1.1)}
     write_json(folder / "pair.json", {**pair, "verdict": ""})
@@ -97,6 +98,8 @@ def edit(folder: Path, name: str, change: Callable[[Any], object]) -> None:
     """Change a file as somebody who knows about seals would."""
     value = json.loads((folder / name).read_text())
     change(value)
+    if value.pop("seal", None):
+        value = sealed(value)
     (folder / name).write_text(json.dumps(value, indent=2) + "\n")
     seal(folder)
 

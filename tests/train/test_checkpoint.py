@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -14,6 +15,7 @@ from checkpoint_states import FILE, flip, state, store, value_of
 
 from recperf import stop as points
 from recperf.errors import DataError, MachineError
+from recperf.files import draft_of
 from recperf.train import checkpoint_folder
 
 NOBODY = 2**22 + 1
@@ -71,13 +73,18 @@ def test_never_a_silent_fresh_start(tmp_path: Path) -> None:
 
 def test_drafts_of_dead_processes_are_removed_and_those_of_others_are_not(tmp_path: Path) -> None:
     checkpoints, _ = store(tmp_path)
-    for name in (f".step-00000010.{NOBODY}.tmp", f".step-00000005.{NOBODY}.aside", f".step-00000010.{os.getpid()}.tmp"):
-        (tmp_path / name).mkdir()
-    (tmp_path / f".index.json.{NOBODY}.tmp").write_text("{")
-    alive = tmp_path / ".step-00000030.1.tmp"
-    alive.mkdir()
+    step, index = tmp_path / "step-00000010", tmp_path / "index.json"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("os.getpid", lambda: NOBODY)
+        left = draft_of(step), draft_of(step, "aside")
+        draft_of(index).write_text("{")
+        patched.setattr("os.getpid", lambda: 1)
+        alive = draft_of(step)
+    users = [tmp_path / f".step-00000010.{NOBODY}.tmp", tmp_path / f".step-00000010.{NOBODY}-0123456789abcdef.tmp"]
+    for draft in (*left, draft_of(step), alive, *users):
+        draft.mkdir()
     checkpoints.save(20, state(20), best=True)
-    assert names(tmp_path) == [".step-00000030.1.tmp", "index.json", "step-00000020"]
+    assert names(tmp_path) == sorted([*(path.name for path in (alive, *users)), "index.json", "step-00000020"])
 
 
 def test_an_older_checkpoint_goes_only_after_the_newer_was_read_back(tmp_path: Path, at_point: Any) -> None:
@@ -207,3 +214,18 @@ def test_a_background_save_returns_at_once_and_saves_the_state_of_that_moment(tm
         checkpoints.save(step, state(step), best=step == 11)
     checkpoints.wait()
     assert names(tmp_path) == ["index.json", "step-00000011", "step-00000013"]
+
+
+def test_a_changed_index_is_noticed_and_not_believed(tmp_path: Path) -> None:
+    checkpoints, notices = store(tmp_path)
+    checkpoints.save(10, state(10), best=True)
+    checkpoints.save(20, state(20), best=False)
+    index = tmp_path / "index.json"
+    content = json.loads(index.read_text())
+    assert (content["last"], content["best"]) == ("step-00000020", "step-00000010")
+    assert checkpoint_folder.index_fault(tmp_path) is None
+    index.write_text(json.dumps({**content, "best": "step-00000020"}))
+    assert "was changed after it was written" in str(checkpoint_folder.index_fault(tmp_path))
+    assert checkpoint_folder.best_of(tmp_path) == tmp_path / "step-00000010"
+    checkpoints.load()
+    assert any("index.json is damaged" in notice for notice in notices)

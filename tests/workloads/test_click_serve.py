@@ -22,7 +22,7 @@ from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
-from recperf.errors import DataError, RecperfWarning
+from recperf.errors import DataError, RecperfError, RecperfWarning
 from recperf.execution import exporting
 from recperf.execution.scoring import score_file
 from recperf.execution.serving import Export
@@ -236,3 +236,32 @@ def test_inputs_follow_from_the_export_alone(tmp_path: Path, options: dict[str, 
         assert (content.program(**content.inputs) - content.logits_B).abs().max() <= expected
         next(content.program.parameters()).mul_(1.001)
         assert (content.program(**content.inputs) - content.logits_B).abs().max() > expected
+
+
+def _frame(**more: Any) -> pd.DataFrame:
+    return pd.DataFrame({**columns(), **more}).drop(columns="clicked")
+
+
+TWICE = pd.concat([_frame(), _frame()[["user"]]], axis=1)
+NOT_FRAMES: dict[str, Any] = {
+    "lazy": pl.from_pandas(_frame()).lazy(), "series": _frame()["user"], "polars series": pl.Series([1, 2]),
+    "twice": TWICE, "chunks": pa.chunked_array([[1]]), "none": None, "number": 3, "text": "rows", "rows": [{"uid": 1}],
+    "scalars": dict.fromkeys(columns(), 1), "texts": dict.fromkeys(columns(), "ab"), "lazy columns": {
+        name: iter(values) for name, values in columns().items()
+    }, "lengths": {**columns(), "uid": [1, 2]}, "squares": {**columns(), "uid": np.zeros((ROWS, 2))},
+    "objects": {**columns(), "uid": [object()] * ROWS}, "frames": {**columns(), "uid": _frame()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FRAMES)
+def test_what_is_not_a_frame_is_one_typed_error(run: Any, name: str) -> None:
+    with pytest.raises(RecperfError) as refused:
+        run.score(NOT_FRAMES[name], allow_unknown=True)
+    assert refused.value.exit_code in (2, 3)
+    assert "\n" not in refused.value.what
+
+
+@pytest.mark.parametrize("users", [3, None, "1", {"user": [1]}, pl.DataFrame({"user": [1]}), object()], ids=repr)
+def test_what_is_not_a_list_of_users_is_one_typed_error(run: Any, users: Any) -> None:
+    with pytest.raises(RecperfError):
+        run.recommend(users)

@@ -36,6 +36,8 @@ COMMANDS = {
 FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "check"}
 """Commands of earlier versions, and those that do their work now."""
 
+REQUIRED = ("msgspec", "numpy", "rich", "torch", "tyro")
+"""Packages without which most commands do not start; `doctor` does."""
 STOP_CLEANLY = ("run", "bench", "score", "profile", "sweep", "data")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
 
@@ -83,6 +85,10 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if out_of_memory(error):
             print_error(memory_error(error), as_json=as_json)
+            return MachineError.exit_code
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in REQUIRED:
+            absent = MachineError(f"{error.name} is not installed", fix="recperf doctor says what is missing")
+            print_error(absent, as_json=as_json)
             return MachineError.exit_code
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             place: dict[str, object] = {"path": str(error.filename)}

@@ -189,7 +189,8 @@ def damage(reports: list[RunReport]) -> DataError | None:
         if damaged and not lost:
             fix = "recperf run --resume continues from the newest intact one"
     count, total = len(where), sum(len(one.checkpoints) for one in reports)
-    return DataError(f"{count} of {total} checkpoints are damaged", where=where, fix=fix) if where else None
+    what = f"{count} of {total} checkpoints are damaged" if total else "checkpoints are damaged or missing"
+    return DataError(what, where=where, fix=fix) if where else None
 
 
 def remove_old(run: Path, keep: int, terminal: Terminal) -> dict[str, object]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from ..errors import MachineError, RecperfError
 from ..places import dataset_folder, home
 from ..units import size
-from .parse import JsonOption, parse
+from . import REQUIRED
+from .parse import SWITCHES, JsonOption, help_text, unknown_option
 from .terminal import print_json, print_text
 
 DESCRIPTION = "Check this machine and print the command that fixes each problem."
@@ -33,8 +34,13 @@ class Diagnosis:
 
 
 def command(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="recperf doctor", description=DESCRIPTION)
-    findings = []
+    # Without tyro, which may be what is missing.
+    if SWITCHES & set(arguments):
+        print_text(help_text(Options, "recperf doctor", DESCRIPTION, None, everything="--help-all" in arguments))
+        return 0
+    if others := [argument for argument in arguments if argument != "--json"]:
+        raise unknown_option(others, ["--json"], "recperf doctor")
+    options, findings = Options(json=bool(arguments)), []
     for name, check in CHECKS.items():
         # A check that fails does not stop the others.
         try:
@@ -68,6 +74,20 @@ def torch() -> Diagnosis:
         text = f"{module.__version__}; recperf knows 2.11 to 2.13"
         return Diagnosis("torch", MISSING, text, "pip install torch==2.13.0")
     return Diagnosis("torch", OK, f"{module.__version__}, {module.get_num_threads()} threads")
+
+
+def required() -> Diagnosis:
+    """The packages without which no other command starts."""
+    absent = []
+    for module in REQUIRED:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            absent.append(module)
+    if absent:
+        what = f"not installed: {', '.join(absent)}; every command needs it"
+        return Diagnosis("packages", MISSING, what, f"pip install {' '.join(absent)}")
+    return Diagnosis("packages", OK, ", ".join(REQUIRED))
 
 
 def gpu() -> Diagnosis:
@@ -156,11 +176,13 @@ PACKAGES = {
     "triton": (("triton",), "GPU kernels need it", "pip install triton"),
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
     "pages": (("matplotlib", "jinja2"), "pages need it", "pip install 'recperf[pages]'"),
-    "data": (("pyarrow", "huggingface_hub", "duckdb"), "imports of files need it", "pip install 'recperf[data]'"),
+    "data": (("pyarrow", "duckdb"), "imports of files need it", "pip install 'recperf[data]'"),
+    "yambda": (("huggingface_hub",), "recperf data get yambda-50m needs it", "pip install 'recperf[data]'"),
     "mlperf": (("mlperf_logging",), "recperf mlperf needs it", "pip install 'recperf[mlperf]'"),
 }
 """Modules that belong together, what needs them, and the command that installs them."""
 CHECKS: dict[str, Callable[[], Diagnosis]] = {
+    "packages": required,
     "torch": torch,
     "gpu": gpu,
     "C compiler": compiler,

@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
 from ..errors import UsageError, closest, did_you_mean
 from ..units import width
 from .terminal import print_text
@@ -57,6 +55,12 @@ class OutputOptions(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForceOption:
+    force: bool = False
+    """Replace the output file even if recperf did not write it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerboseOption:
     verbose: bool = False
     """Print everything that the page shows."""
@@ -78,6 +82,8 @@ def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, d
     if asked := SWITCHES & set(arguments):
         print_text(help_text(kind, prog, description, default, everything="--help-all" in asked))
         raise SystemExit(0)
+    import tyro
+
     errors = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -94,13 +100,22 @@ def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, d
     except SystemExit as exit:
         if exit.code in (0, None):
             raise SystemExit(0) from None
-        raise UsageError(_plain(errors.getvalue()), fix=f"{prog} --help") from None
+        # With an unknown option before it, tyro complains about the positional argument.
+        names = {re.sub(r"(^|\.)no-", r"\1", flag.name) for flag in flags(kind)}
+        unknown = [one for one in arguments if one.startswith("--") and _name_of(one) not in names]
+        if not unknown:
+            raise UsageError(_plain(errors.getvalue()), fix=f"{prog} --help") from None
     if unknown:
-        raise _unknown(unknown, [f"--{flag.name}" for flag in flags(kind)], prog)
+        raise unknown_option(unknown, [f"--{flag.name}" for flag in flags(kind)], prog)
     return typing.cast(T, options)
 
 
-def _unknown(arguments: list[str], known: list[str], prog: str) -> UsageError:
+def _name_of(argument: str) -> str:
+    """The name of the field that `--group.no-name=value` sets."""
+    return re.sub(r"(^|\.)no-", r"\1", argument.removeprefix("--").partition("=")[0].replace("_", "-"))
+
+
+def unknown_option(arguments: list[str], known: list[str], prog: str) -> UsageError:
     flag = next((argument for argument in arguments if argument.startswith("-")), None)
     if flag is None:
         from ..workloads import WORKLOADS
@@ -273,6 +288,8 @@ def _names(hint: Any) -> list[str]:
 
 def print_completion(arguments: list[str]) -> int:
     """Let tyro write a script for a shell, from one parser of all commands that exists only for this."""
+    import tyro
+
     from . import COMMANDS
 
     commands = _subcommands({name: _options(importlib.import_module(f".{name}", __package__)) for name in COMMANDS})
@@ -297,5 +314,7 @@ def _options(module: Any) -> Any:
 
 
 def _subcommands(kinds: dict[str, Any]) -> Any:
+    import tyro
+
     marked = [typing.Annotated[kind, tyro.conf.subcommand(name=name)] for name, kind in kinds.items()]
     return typing.Union[tuple(marked)]  # noqa: UP007

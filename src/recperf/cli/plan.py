@@ -26,7 +26,7 @@ from ..runs.report import page
 from ..runs.report.blocks import render_sections
 from ..units import byte_count
 from .options import C, Choice, SourceOptions, WorkloadOptions, choose, read_options
-from .parse import VerboseOption
+from .parse import ForceOption, VerboseOption
 from .terminal import Terminal, print_json
 
 DESCRIPTION = """Say how many devices a workload needs, how long it trains to its quality target and what that costs.
@@ -34,7 +34,7 @@ The fields of the config can be set too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(SourceOptions, Question, VerboseOption):
+class PlanOptions(SourceOptions, Question, VerboseOption, ForceOption):
     ranks: str | None = None
     """Number of devices, or several numbers: 8,16,32. Default: 1, 2, 4 and so on, up to some that fit."""
     gpu: str = "h200"
@@ -78,8 +78,8 @@ def command(arguments: list[str]) -> int:
     prices = _prices(options.price, len(devices))
     if options.calibrate and len(devices) > 1:
         raise UsageError("--calibrate measures one device", fix="--gpu with a single device")
-    if options.out is not None and options.out.suffix != ".html":
-        raise UsageError(f"--out {options.out.name!r} does not end in .html", fix="--out plan.html")
+    if options.out is not None:
+        page.place_of(options.out, force=options.force)
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     workload = choice.workload.planned(options.values)
     if options.global_batch is not None:
@@ -137,7 +137,7 @@ def _show(plans: list[Plan], options: Options[Any], terminal: Terminal) -> None:
             summary=summary(plans),
             kinds="plans",
         )
-        terminal.facts(("page", str(page.write(html, options.out))))
+        terminal.facts(("page", str(page.write(html, options.out, force=options.force))))
 
 
 def _setting(options: Options[Any], workload: PlannedWorkload, price: float | None, terminal: Terminal) -> Setting:

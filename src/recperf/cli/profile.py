@@ -13,6 +13,7 @@ from ..distributed.shared_run import require_same_config
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import read as read_json
+from ..jsonfile import sealed
 from ..measure.profile_records import Profile
 from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
@@ -161,7 +162,7 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal, world: Ranks
             run.write("peaks.json", peaks)
         measured.preset = choice.preset
         if run:
-            run.write("profile.json", measured)
+            run.write("profile.json", sealed(measured))
     except BaseException:
         if run and not (folder / "profile.json").exists():
             traces = [path.name for path in folder.glob("trace*.json.gz")]

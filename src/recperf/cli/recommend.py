@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..jsonfile import as_json
 from ..units import number
-from .parse import parse
+from .parse import ForceOption, parse
 from .score import ModelOptions, open_run
 from .terminal import Terminal, print_json, table
 
@@ -22,12 +22,14 @@ DESCRIPTION = """List the items that users most likely meet and like, exact over
 predicted probability of a positive label, rank_score its logarithm plus that of the probability that a user meets the
 item. hstu lists the items that users most likely take next, also for histories that are not in the data. hstu and
 dlrm-v4 read each user's whole history in the store. Users and items are your own ids."""
+LAST = ("score", "logit", "rank_score")
+"""The last columns of a file of recommendations."""
 MOST_SHOWN = 20
 """Users whose items are printed; more go to a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
+class Options(ModelOptions, ForceOption):
     users: tuple[str, ...] = ()
     """Ids of users."""
     all_users: bool = False
@@ -45,7 +47,7 @@ class Options(ModelOptions):
     """Also accept over 100 users of which more than half are unknown to the data of the model."""
     output: Path | None = None
     """The file to write, .parquet or .csv, with the columns user, rank, item, score, logit and rank_score; without one
-    the items of up to 20 users are printed."""
+    the items of up to 20 users are printed. An older such table is replaced."""
 
 
 def command(arguments: list[str]) -> int:
@@ -58,12 +60,11 @@ def command(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     run = open_run(options, terminal)
     from ..execution.recommending import quality_of, recommend
-    from ..execution.scoring import format_of, write_rows
+    from ..execution.scoring import table_file, write_rows
     from ..execution.serving import require_known
     from .data.output import Bar
 
-    if options.output is not None:
-        format_of(options.output)
+    place = None if options.output is None else table_file(options.output, LAST, force=options.force)
     users, lists = requests_of(run.model, options), list[Any]()
     if options.output is None and len(users) > MOST_SHOWN:
         raise UsageError(f"{len(users):,} users are too many to print", fix="--output recommendations.parquet")
@@ -80,8 +81,8 @@ def command(arguments: list[str]) -> int:
 
     began, rows = perf_counter(), []
     try:
-        if options.output is not None:
-            write_rows(options.output, tables())
+        if place is not None:
+            write_rows(place, tables())
         else:
             rows = [row for one in tables() for row in one.to_pylist()]
     finally:

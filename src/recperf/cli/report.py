@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..measure.profile_records import Profile
 from ..runs.evidence import Evidence, kind_of, read_peaks
 from ..runs.report.blocks import Report, render
-from .parse import JsonOption, parse
+from .parse import ForceOption, JsonOption, parse
 from .terminal import print_json, print_text
 
 DESCRIPTION = """Write the page of a run, a profile, a trace of torch.profiler, or a folder with one trace per rank: one
@@ -22,7 +22,7 @@ NAMES = {"run": "report.html", "profile": "profile.html", "traces": "trace.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(JsonOption):
+class Options(JsonOption, ForceOption):
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|PROFILE|TRACE")] = ()
     """Folders of finished runs; or one profile or trace, a file (.json, .json.gz) or its folder."""
     out: Path | None = None
@@ -39,8 +39,6 @@ def command(arguments: list[str]) -> int:
     if not options.paths:
         raise UsageError("report needs a run, a profile or a trace", fix="recperf report runs/<name of the run>")
     out = options.out
-    if out is not None and out.is_dir():
-        raise UsageError("--out is a folder; name a file", where={"folder": out}, fix=f"--out {out / 'report.html'}")
     kinds = [kind_of(path) for path in options.paths]
     if len(kinds) > 1 and kinds != ["run", "run"]:
         raise UsageError("only two runs are compared on one page", fix="recperf compare OLD NEW")
@@ -50,13 +48,15 @@ def command(arguments: list[str]) -> int:
     inside = path / NAMES.get(kind, "") if path.is_dir() else path.with_name(f"{path.name.partition('.json')[0]}.html")
     from ..runs.report import page
 
+    out = out or (Path("report-compare.html") if len(kinds) > 1 else inside)
+    page.place_of(out, force=options.force, endings=(".svg" if out.suffix == ".svg" else ".html",))
     if len(kinds) > 1:
         from ..runs.compare_report import html_of_runs
 
-        written = page.write(html_of_runs(*map(Evidence, options.paths)), out or Path("report-compare.html"))
+        written = page.write(html_of_runs(*map(Evidence, options.paths)), out, force=options.force)
     else:
         report = report_of(path, kind, options.peaks)
-        written = page.save(report, out or inside)
+        written = page.save(report, out, force=options.force)
         if kind == "run" and not options.json:
             print_text(render(report))
     if options.json:

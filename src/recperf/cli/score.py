@@ -11,7 +11,7 @@ import tyro
 from ..errors import UsageError
 from ..units import number
 from ..workloads.opened import OpenRun
-from .parse import OutputOptions, parse
+from .parse import ForceOption, OutputOptions, parse
 from .terminal import Terminal, print_json
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ class ModelOptions(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ModelOptions):
+class Options(ModelOptions, ForceOption):
     input: Path | None = None
     """The rows: CSV or JSON lines (either may be in gzip) or Parquet; the first line of a CSV file names its
     columns."""
     held_out: bool = False
     """Score the held-out rows of the run, with their labels, in place of a file."""
     output: Path
-    """The file to write: .parquet or .csv."""
+    """The file to write: .parquet or .csv. An older table of scores is replaced."""
     columns: tuple[str, ...] | None = None
     """Columns of the input to write beside the scores; default: all."""
     allow_unknown: bool = False
@@ -74,6 +74,7 @@ def command(arguments: list[str]) -> int:
             options.output,
             columns=options.columns,
             allow_unknown=options.allow_unknown,
+            force=options.force,
             progress=lambda done, total: bar(done, total or 0),
         )
     finally:

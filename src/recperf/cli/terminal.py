@@ -112,9 +112,14 @@ def print_text(text: str, *, end: str = "\n", stderr: bool = False) -> None:
 
 def print_error(error: RecperfError, *, as_json: bool) -> None:
     first, *others = error.lines()
-    screen = console(sys.stderr)
-    screen.print("error:", style="bold red", end="")
-    screen.print("\n".join([first.removeprefix("error:"), *others]))
+    try:
+        screen = console(sys.stderr)
+    except ModuleNotFoundError:
+        # Without rich the error still has to be told.
+        print_text("\n".join([first, *others]), stderr=True)
+    else:
+        screen.print("error:", style="bold red", end="")
+        screen.print("\n".join([first.removeprefix("error:"), *others]))
     if as_json:
         print_text(json.dumps(error.as_json()))
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, MachineError
-from ..files import digest_of, open_linked
+from ..files import NOT_FILES, digest_of, open_linked
 from ..jsonfile import Count, Struct
 from ..machine import usable_cores
 
@@ -158,9 +158,9 @@ class StoredColumn(Struct, omit_defaults=True):
             with open_linked(path) as file:
                 size = file.seek(0, 2)
                 content = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b""
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            raise damaged(path, "is missing, or is a folder") from None
         except OSError as error:
+            if error.errno in NOT_FILES:
+                raise damaged(path, "is missing, or is not a file") from None
             what = f"{path.name} cannot be read: {error.strerror or error}"
             raise MachineError(what, where={"file": path}, fix="check its permissions and the disk") from error
         if size != self.bytes:

@@ -15,7 +15,7 @@ from ..config import to_json
 from ..distributed.ranks import current
 from ..distributed.shared_run import share_stop
 from ..errors import ConfigError, DataError, MachineError, RecperfError
-from ..files import require_short
+from ..files import draft_of, require_short
 from ..folders import require_own_folders
 from ..jsonfile import as_json
 from ..machine import available_bytes, machine_facts
@@ -217,7 +217,7 @@ def checkpoint_folder(run: Path, seed: int, steps: int) -> Path:
     world = current()
     try:
         folder = require_own_folders(run, "checkpoints", f"seed-{seed}")
-        require_short(folders.draft_of(folder / folders.name_of(steps)) / f"rank{world.size - 1}-00000.safetensors")
+        require_short(draft_of(folder / folders.name_of(steps)) / f"rank{world.size - 1}-00000.safetensors")
     except RecperfError as error:
         if isinstance(error, MachineError):
             error.where = {"run": str(run)}

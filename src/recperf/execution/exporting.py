@@ -8,6 +8,8 @@ Shapes: R rows of a table, W width of a row.
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import struct
 import sys
@@ -38,16 +40,27 @@ ROUNDINGS = 8
 EPSILON = {"float32": 2.0**-23, "tf32": 2.0**-10, "bfloat16": 2.0**-7}
 GROUP_BYTES = 1 << 24
 """Bytes of a row group of a table."""
-TRACE = """
-import sys
+REFUSED = 74
+"""Exit code of the process that traces a model if it could not write, with the system's error number as output."""
+TRACE = f"""
+import io, sys
 _, given, path, logits, *sys.path = sys.argv
 import torch
 module, traced, inputs = torch.load(given, weights_only=False)
 batch = torch.export.Dim("batch", min=1, max=1 << 20)
 with torch.no_grad():
-    program = torch.export.export(module, (), kwargs=traced, dynamic_shapes={name: {0: batch} for name in traced})
-    torch.export.save(program, path)
-    torch.save(torch.export.load(path).module()(**inputs), logits)
+    program = torch.export.export(module, (), kwargs=traced, dynamic_shapes={{name: {{0: batch}} for name in traced}})
+    content, outcome = io.BytesIO(), io.BytesIO()
+    torch.export.save(program, content)
+    content.seek(0)
+    torch.save(torch.export.load(content).module()(**inputs), outcome)
+try:
+    for name, written in ((path, content), (logits, outcome)):
+        with open(name, "wb") as file:
+            file.write(written.getbuffer())
+except OSError as error:
+    print(error.errno)
+    sys.exit({REFUSED})
 """
 """The program of the process that traces a model."""
 PROGRAM, DENSE, EXAMPLE, EXAMPLE_ROWS = "program.pt2", "dense.safetensors", "example.safetensors", "example.parquet"
@@ -258,13 +271,18 @@ def _trace(module: nn.Module, traced: dict[str, Tensor], inputs: dict[str, Tenso
     """Write the program of a module for any number of samples, and return what the program gives for `inputs`.
 
     This is done in a process of its own: where the calling one counts operators or records their FLOPs, the number of
-    samples would become a constant.
+    samples would become a constant. It writes with Python's own files: torch's do not say why they cannot be written.
     """
     with temporary_folder() as folder:
         given, logits = folder / "given.pt", folder / "logits.pt"
-        torch.save((module, traced, inputs), given)
+        content = io.BytesIO()
+        torch.save((module, traced, inputs), content)
+        given.write_bytes(content.getbuffer())
         command = [sys.executable, "-c", TRACE, *map(str, (given, path, logits)), *sys.path]
         done = call(command)
+        if done.returncode == REFUSED:
+            number = int(done.stdout.split()[-1])
+            raise OSError(number, os.strerror(number), str(path))
         if done.returncode:
             *_, last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise MachineError(f"torch.export cannot trace the model: {last}")

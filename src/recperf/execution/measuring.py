@@ -12,6 +12,7 @@ import torch
 from msgspec.structs import asdict
 
 from ..distributed.ranks import current
+from ..jsonfile import sealed
 from ..measure.attribution import attribute
 from ..measure.ceilings import ceilings_of_profile, hot_bytes, knees_of, ranks_sharing
 from ..measure.clocks import Counts, spread
@@ -79,7 +80,7 @@ def measure_run(job: Job, trial: Trial | None, peaks: Peaks | None) -> None:
         profile.advice = advise(prepared, profile, peaks)[1]
     # Files of an earlier start of this run would contradict the profile.
     run.remove(*MEASURED)
-    for name, content in (("peaks.json", peaks), ("pair.json", pair), ("profile.json", profile)):
+    for name, content in (("peaks.json", peaks), ("pair.json", pair), ("profile.json", sealed(profile))):
         if content is not None:
             run.write(name, content)
 

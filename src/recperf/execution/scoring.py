@@ -5,6 +5,7 @@ Frames are those of pandas, polars or pyarrow, or dicts of arrays; none of the l
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from ..data.user_files.load import RowFile
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import atomic_file, require_writable
 from ..jsonfile import as_json
+from ..outputs import output_file
 from ..stop import poll
 from .serving import SCORES, ModelFacts, TrainedModel, require_known, score_columns
 
@@ -28,6 +30,8 @@ GROUP_ROWS = 1 << 16
 Progress = Callable[[int, int | None], None]
 """Called with the rows scored so far, and with all of them where that is known."""
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv"}
+_LONGEST_HEAD = 1 << 20
+"""Characters of the first line of a CSV file that is looked at."""
 
 
 class ScoreSummary(ModelFacts, kw_only=True):
@@ -46,16 +50,17 @@ def score_file(
     *,
     columns: Sequence[str] | None = None,
     allow_unknown: bool = False,
+    force: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> ScoreSummary:
     """Score the rows of a file, or without one the held-out rows of the run, and write them with their scores.
 
     `columns` are the input's columns to write, by default all. `allow_unknown` accepts a file most of whose ids are
-    unknown.
+    unknown; `force` replaces a file that is no table of scores.
     """
-    format_of(output)
-    require_writable(output.parent)
-    if source is not None and os.path.realpath(source) == os.path.realpath(output):
+    place = table_file(output, SCORES, force=force)
+    require_writable(place.parent)
+    if source is not None and os.path.realpath(source) == str(place):
         raise UsageError("the output is the input", fix="write the scores to another file")
     scored, total = (_held_out(model), None) if source is None else _of_file(model, source, columns)
     began, rows = perf_counter(), 0
@@ -72,7 +77,7 @@ def score_file(
             raise DataError("the file has no rows", where={"file": source}, fix="name a file with rows to score")
         require_known(unknown, 0 if allow_unknown else rows)
 
-    write_rows(output, tables())
+    write_rows(place, tables())
     seconds = perf_counter() - began
     return ScoreSummary(
         **as_json(model.facts),
@@ -122,14 +127,26 @@ def whole_batches(model: TrainedModel) -> int:
     return batch * max(1, model.served.block_rows // batch)
 
 
-def format_of(path: Path) -> str:
-    """The format of an output, by its name."""
-    form = _SUFFIXES.get(path.suffix.lower())
-    if form is None:
-        raise UsageError(
-            f"the output {path.name!r} has no known format", fix=f"a name that ends in {', '.join(_SUFFIXES)}"
-        )
-    return form
+def table_file(output: Path, last: Sequence[str], *, force: bool = False) -> Path:
+    """Where a table is written whose `last` columns are these: a new file or, as every night, an older such table."""
+
+    def ours(path: Path) -> bool:
+        names = [name.removeprefix("recperf_") for name in _columns_of(path)[-len(last) :]]
+        return names == list(last)
+
+    what = "a table of this command"
+    return output_file(output, endings=tuple(_SUFFIXES), ours=ours, what=what, option="--output", force=force)
+
+
+def _columns_of(path: Path) -> list[str]:
+    """The names of the columns of a table; none where a file is no table."""
+    try:
+        if _SUFFIXES[path.suffix.lower()] == "parquet":
+            return list(pyarrow(".parquet").read_schema(str(path)).names)
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            return next(csv.reader([file.readline(_LONGEST_HEAD)]), [])
+    except (OSError, ValueError, csv.Error):
+        return []
 
 
 def write_rows(output: Path, tables: Iterable[Table]) -> None:
@@ -140,7 +157,8 @@ def write_rows(output: Path, tables: Iterable[Table]) -> None:
         written: Future[None] | None = None
         for block in in_blocks(tables, GROUP_ROWS):
             if writer is None:
-                writer = stack.enter_context(_writer(format_of(output), file, block.schema))
+                form = _SUFFIXES[output.suffix.lower()]
+                writer = stack.enter_context(_writer(form, file, block.schema))
             if written is not None:
                 written.result()
             written = thread.submit(writer.write_table, block.combine_chunks())
@@ -169,28 +187,53 @@ def kind_of(value: Any) -> str:
     return library if library in ("pandas", "polars", "pyarrow") else "dict"
 
 
-def names_of(frame: Any) -> list[str]:
-    """The names of a frame's columns."""
-    kind = kind_of(frame)
-    if kind == "dict" and not isinstance(frame, Mapping):
+FRAMES = {"pandas": ("DataFrame",), "polars": ("DataFrame",), "pyarrow": ("Table", "RecordBatch")}
+"""The types of each library that rows can be read from."""
+
+
+def columns_of(frame: Any) -> dict[str, Any]:
+    """The columns of a frame by their names, as text; whatever is not a frame is refused."""
+    kind, name = kind_of(frame), type(frame).__name__
+    if not isinstance(frame, Mapping) and name not in FRAMES.get(kind, ()):
+        fix = "a frame of pandas or polars, a table of pyarrow, or a dict of arrays"
         raise UsageError(
-            f"rows cannot be read from a {type(frame).__name__}",
-            fix="a frame of pandas or polars, a table of pyarrow, or a dict of arrays",
+            f"rows cannot be read from a {name}", fix="call its .collect() first" if name == "LazyFrame" else fix
         )
-    return list(map(str, frame.column_names if kind == "pyarrow" else frame if kind == "dict" else frame.columns))
+    if kind == "dict":
+        names, columns = list(frame), list(frame.values())
+    elif kind == "pandas":
+        names, columns = list(frame.columns), [frame.iloc[:, at] for at in range(frame.shape[1])]
+    else:
+        names = list(frame.column_names if kind == "pyarrow" else frame.columns)
+        columns = list(frame.columns if kind == "pyarrow" else frame.get_columns())
+    texts = list(map(str, names))
+    twice = [text for text in texts if texts.count(text) > 1] if len(set(texts)) < len(texts) else []
+    if twice:
+        raise DataError(f"there are several columns {twice[0]!r}", fix="rename or drop all but one")
+    return dict(zip(texts, columns))
 
 
-def to_table(frame: Any, columns: Iterable[str]) -> Table:
-    """Columns of a frame as a pyarrow table."""
-    return pyarrow().table({name: array_of(frame[name], name) for name in columns})
+def to_table(columns: Mapping[str, Any], names: Iterable[str]) -> Table:
+    """Some columns of a frame as a pyarrow table."""
+    arrays = {name: array_of(columns[name], name) for name in names}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
+        raise DataError(f"the columns have different numbers of rows: {listed}", fix="give all the same number")
+    return pyarrow().table(arrays)
 
 
 def array_of(column: Any, name: str) -> Any:
     """A column of a frame, or a list, as an array of pyarrow. Refuses one that mixes types, whose values would be
     guessed."""
-    kind = kind_of(column)
-    if kind == "pyarrow":
+    kind, library = kind_of(column), type(column).__name__
+    if (kind, library) in (("polars", "DataFrame"), ("polars", "LazyFrame"), ("pandas", "DataFrame")):
+        raise UsageError(f"{name} is a {library}, not a column", fix="pass one of its columns")
+    if kind == "pyarrow" and isinstance(column, (pyarrow().Array, pyarrow().ChunkedArray)):
         return column
+    if isinstance(column, (str, bytes, Mapping)) or not hasattr(column, "__len__"):
+        what = f"{name} is a {library}, not a column of values"
+        raise UsageError(what, fix="a list, an array, or a column of a frame")
     try:
         array = column.to_arrow() if kind == "polars" else pyarrow().array(column, from_pandas=True)
         types = set(map(type, column)) if getattr(column, "dtype", "object") == "object" else set()
@@ -198,8 +241,8 @@ def array_of(column: Any, name: str) -> Any:
         if not (types & {bool, np.bool_}) or pyarrow().types.is_boolean(array.type):
             return array
         problem = "it has booleans among other values"
-    except (ValueError, TypeError, OverflowError) as error:
-        problem = str(error).splitlines()[0]
+    except (ValueError, TypeError, OverflowError, NotImplementedError) as error:
+        problem = next(iter(str(error).splitlines()), type(error).__name__)
     raise DataError(f"column {name!r} has values of several types: {problem}", fix="give all values one type, or text")
 
 

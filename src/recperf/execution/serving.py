@@ -339,6 +339,9 @@ def find_checkpoint(run: Path, which: str, seed: int | None = None) -> Path:
         )
     folder = by_seed[min(by_seed) if seed is None else seed]
     saved = {path.name: path for path in folders.saved(folder)}
+    if which == "best" and (fault := folders.index_fault(folder)):
+        fix = f"recperf check {run} --prune writes it again; or --checkpoint with the name of one"
+        raise DataError(f"which checkpoint is the best is not known: {fault}", where={"folder": folder}, fix=fix)
     best = folders.best_of(folder)
     special = {"last": next(iter(saved.values())), **({"best": best} if best else {})}
     path = {**saved, **special}.get(which)

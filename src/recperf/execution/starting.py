@@ -22,7 +22,7 @@ from ..config import from_json
 from ..data.config import SplitConfig
 from ..distributed.ranks import current
 from ..errors import ConfigError, DataError, MachineError, UsageError
-from ..files import digest_of, link_or_copy, make_folder, open_regular, sha256, sync_folder, writing
+from ..files import digest_of, link_or_copy, make_folder, open_regular, reading, sha256, sync_folder, writing
 from ..jsonfile import read, require
 from ..machine import available_bytes
 from ..runs.evidence import START
@@ -152,7 +152,9 @@ class Start:
         from ..train.checkpoint import read_state
 
         path = self.folder / self.facts.checkpoint
-        if sha256(self.folder / ROWS) != self.facts.rows_digest:
+        with reading(self.folder / ROWS):
+            digest = sha256(self.folder / ROWS)
+        if digest != self.facts.rows_digest:
             raise DataError("the list of rows that this run starts with is damaged", where={"file": self.folder / ROWS})
         if fault := folders.fault(path):
             raise DataError(f"the checkpoint that this run starts from is damaged: {fault}", where={"folder": path})

@@ -50,6 +50,8 @@ def listed(run: Path, *, hashed: bool) -> list[Checkpoint]:
     for folder in trainings(run):
         if hashed and folders.ever_saved(folder) and not folders.saved(folder):
             raise DataError("all checkpoints of this seed are missing", where={"folder": folder})
+        if hashed and (fault := folders.index_fault(folder)):
+            raise DataError(f"{folder.name}: {fault}; --prune writes it again", where={"folder": folder})
     return [_facts(path, hashed=hashed) for folder in trainings(run) for path in folders.saved(folder)]
 
 

@@ -228,7 +228,7 @@ def read_peaks(path: Path, machine: dict[str, Any] | None = None) -> Peaks | Non
 
 
 def read_profile(path: Path) -> Profile:
-    profile = read_file(path, Profile, PROFILE_SCHEMA)
+    profile = read_file(path, Profile, PROFILE_SCHEMA, sealed=True)
     _require_shares(path, profile.components, "components")
     return profile
 

@@ -251,12 +251,12 @@ class Run:
             with writing(self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def read(self, name: str, kind: Any = dict) -> Any | None:
+    def read(self, name: str, kind: Any = dict, *, sealed: bool = False) -> Any | None:
         """The content of a JSON file of the run as `kind`; None if it was not written yet."""
         path = self.folder / name
         if not os.path.lexists(path):
             return None
-        return read_file(path, kind, what="is damaged", fix="start a new run")
+        return read_file(path, kind, what="is damaged", fix="start a new run", sealed=sealed)
 
     def ever_saved(self, seed: int) -> bool:
         """Whether a seed had a checkpoint. Where progress.json does not say, one that logged steps may have had one."""
@@ -308,7 +308,7 @@ class Run:
 
 def profile_of(run: Run) -> Profile | None:
     """The profile of a run; None if its steps were not measured yet. On several ranks, rank 0 sends what it reads."""
-    profile: Profile | None = run.read("profile.json", Profile)
+    profile: Profile | None = run.read("profile.json", Profile, sealed=True)
     return profile
 
 

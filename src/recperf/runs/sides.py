@@ -14,7 +14,7 @@ from ..errors import DataError
 from ..measure.profile_records import Profile, Trust
 from ..measure.records import Percentiles, StepProfile
 from . import step_report
-from .evidence import Evidence, kind_of
+from .evidence import SEAL, Evidence, differences, kind_of
 from .record import read_config
 from .report.formats import printable
 from .report.step_sections import why_missing
@@ -75,6 +75,14 @@ def load(path: Path) -> Side:
 def of_run(run: Evidence) -> Side:
     """A finished run: its profile where it has one, and its result."""
     performance, origin = run.result.performance, run.result.provenance
+    wrong = differences(run.folder)
+    for name in (SEAL, "result.json", "config.json", "profile.json", "machine.json"):
+        if name in wrong:
+            raise DataError(
+                f"this run is not as it was when it ended: {wrong[name]}",
+                where={"run": run.folder},
+                fix="recperf check RUN lists what differs; restore the file, or start a new run",
+            )
     side = Side(path=run.folder, steps=0, step=None, groups={}, identity={"workloads": run.workload})
     if run.profile:
         side = of_workload(run.folder / "profile.json", run.profile)

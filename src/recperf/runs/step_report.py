@@ -9,11 +9,12 @@ from msgspec.structs import asdict
 
 from ..errors import DataError
 from ..files import write_json
-from ..jsonfile import as_json, read, require
+from ..jsonfile import as_json, read, require, require_unchanged, sealed
 from ..measure.ceilings import ceilings_of_profile
 from ..measure.limits import UNDECIDED
 from ..measure.profile_records import Profile
 from ..measure.records import ObservedSteps, StepProfile, TimingCost
+from ..outputs import output_file
 
 KIND = "step profile"
 SCHEMA = 1
@@ -22,17 +23,21 @@ SCHEMA = 1
 class Report(StepProfile):
     """What limits a step, and the figures behind it."""
 
-    def save(self, path: str | Path) -> Path:
-        """Write the report as JSON; `recperf.load` reads it."""
-        write_json(Path(path), self)
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the report as JSON; `recperf.load` reads it. With `force` it replaces a file that is not a report."""
+        place = output_file(
+            path, endings=(".json",), ours=_is_report, what="a report", option="another name", force=force
+        )
+        write_json(place, sealed(self))
         return Path(path)
 
-    def page(self, path: str | Path) -> Path:
-        """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step."""
+    def page(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step. With
+        `force` it replaces a file that is not a page of recperf."""
         from .report import page
         from .report.step_sections import report_of
 
-        return page.save(report_of(self), Path(path))
+        return page.save(report_of(self), Path(path), force=force)
 
     def __str__(self) -> str:
         return self.text()
@@ -63,6 +68,14 @@ class Report(StepProfile):
         return page.html_of(report_of(self))
 
 
+def _is_report(path: Path) -> bool:
+    try:
+        content = read(path)
+    except DataError:
+        return False
+    return isinstance(content, dict) and content.get("kind") == KIND
+
+
 def load(path: str | Path) -> Report:
     """Read a profile.json: one that `report.save` or `recperf profile` wrote, or that of a run."""
     content = read(Path(path), named=True)
@@ -78,7 +91,9 @@ def load(path: str | Path) -> Report:
         raise DataError(
             f"the profile has schema {content.get('schema')!r}; this recperf reads {SCHEMA}", where={"file": path}
         )
-    return require(content, Report, Path(path), what="is damaged")
+    report = require(content, Report, Path(path), what="is damaged")
+    require_unchanged(content, Path(path))
+    return report
 
 
 def _of_workload(path: Path) -> Report:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec import to_builtins
 
-from ..errors import RecperfError
+from ..errors import RecperfError, notice_once
 from ..files import open_regular
 from ..jsonfile import Struct
 from ..train.config import leading
@@ -233,9 +233,13 @@ class Handler(BaseHTTPRequestHandler):
         # A name of another host that resolves to this address would give its pages access: DNS rebinding.
         if self.headers.get_all("Host", []) not in ([f"{HOST}:{self.port}"], [f"localhost:{self.port}"]):
             return self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "Open this page by its address.\n")
-        address = urlsplit(self.path)
         try:
-            kind, content = self._answer(unquote(address.path), parse_qs(address.query).get("run", []))
+            address = urlsplit(self.path)
+            names = parse_qs(address.query).get("run", [])
+        except ValueError:
+            return self._send(HTTPStatus.BAD_REQUEST, "text/plain", "This is not an address.\n")
+        try:
+            kind, content = self._answer(unquote(address.path), names)
         except (RecperfError, OSError) as error:
             lines = error.lines() if isinstance(error, RecperfError) else [f"error: {error}"]
             status = HTTPStatus.NOT_FOUND if isinstance(error, UnknownRun) else HTTPStatus.CONFLICT
@@ -271,14 +275,21 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            with suppress(ConnectionError):
-                self.wfile.write(body)
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """A request is not worth a line in the terminal."""
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves early, or stays silent, is no error; anything else is one line, and the others go on."""
+        error = sys.exception()
+        if not isinstance(error, (ConnectionError, TimeoutError)):
+            notice_once(f"a request could not be answered: {type(error).__name__}: {error}")
+
+
 def server(folder: Path, port: int) -> ThreadingHTTPServer:
     """A server of the runs in a folder, bound to the loopback address; port 0 takes any that is free."""
     handler = type("RunsHandler", (Handler,), {"runs": Runs(folder)})
-    return ThreadingHTTPServer((HOST, port), handler)
+    return Server((HOST, port), handler)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_leaves_with_path
 
 from ..errors import DataError, MachineError
-from ..files import make_folder, sync_folder, writing
+from ..files import draft_of, make_folder, sync_folder, writing
 from ..machine import available_bytes, out_of_memory
 from ..models.tiers.columns import Sharded, TableColumns
 from ..stop import reached
@@ -116,7 +116,7 @@ class CheckpointStore:
 
     def _write_new(self, final: Path, step: int, content: Content, best: bool) -> None:
         """Write a draft beside the final place, sync its files and the draft itself, then rename it."""
-        draft = folders.draft_of(final)
+        draft = draft_of(final)
         folders.remove(draft)
         draft.mkdir()
         try:
@@ -238,6 +238,8 @@ class CheckpointStore:
 
     def _report_best(self, loaded: Path) -> None:
         """Mention a best checkpoint that cannot be used any more: training alone never reads it."""
+        if fault := folders.index_fault(self.folder):
+            self.notice(f"{fault}; the best checkpoint is the last one that was the best when it was saved")
         name = folders.read_index(self.folder).get("best")
         best = self.folder / name if name else self.best()
         if best is None or best == loaded:

@@ -1,10 +1,10 @@
 """Checkpoints as folders and files: names, manifests, digests, which is the best, what is removed. Torch-free.
 
 checkpoints/seed-42/
-  index.json            {"last": "step-00000626", "best": "step-00000313"}
+  index.json            {"last": "step-00000626", "best": "step-00000313"} and a digest of that
   step-00000313/        rank0-00000.safetensors, manifest.json
   step-00000626/
-  .step-00000939.7.tmp  a draft of process 7; with `.aside` a checkpoint that is being removed
+  .step-00000939.7-….tmp  a draft of process 7; with `.aside` a checkpoint that is being removed
 
 A checkpoint never changes once it has its name. Its manifest says whether it was the best when it was written; a
 score that came later is in index.json. Losing index.json loses nothing else.
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MachineError
-from ..files import digest_of, is_alive, open_regular, write_json
-from ..jsonfile import Count, Problem, Struct, as_json, content_of, decode, fit, load
+from ..files import NOT_FILES, digest_of, draft_of, draft_owner, is_alive, open_regular, write_json
+from ..jsonfile import Count, Problem, Struct, as_json, content_of, decode, fit, load, sealed, unsealed
 from ..stop import reached
 
 FORMAT = 6
@@ -37,7 +37,6 @@ CHUNK = 1 << 24
 """Bytes that are written, read or copied at a time."""
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"rank\d+-\d+\.safetensors")
-_DRAFT = re.compile(r"\.(?:step-\d{8,}|index\.json)\.(\d+)\.(?:tmp|aside)")
 
 
 class StoredFile(Struct):
@@ -150,13 +149,9 @@ class SyncedFile:
         return StoredFile(bytes=self.size, sha256=self.digest.hexdigest())
 
 
-_NOT_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)
-"""Errors of a system that works, about files that are missing or not files."""
-
-
 def is_damage(error: OSError) -> bool:
     """Whether an error is about a checkpoint's files; if not, they may be intact, and the machine is at fault."""
-    return error.errno in _NOT_FILES
+    return error.errno in NOT_FILES
 
 
 def unreadable(path: Path, error: OSError) -> MachineError:
@@ -173,10 +168,6 @@ def name_of(step: int) -> str:
 
 def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def draft_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _final(path: Path) -> Path:
@@ -301,12 +292,24 @@ def drop_from_cache(path: Path) -> None:
 def read_index(folder: Path) -> dict[str, str]:
     """The checkpoints that index.json names; none where it is missing or damaged."""
     try:
-        index = load(folder / INDEX)
+        index = unsealed(load(folder / INDEX))
     except (OSError, ValueError):
         return {}
-    if not isinstance(index, dict):
-        return {}
     return {key: value for key, value in index.items() if isinstance(value, str) and _NAME.fullmatch(value)}
+
+
+def index_fault(folder: Path) -> str | None:
+    """What is wrong with an index.json that is there. Without it, the best checkpoint is the last that was the best
+    when it was saved."""
+    try:
+        unsealed(load(folder / INDEX))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{INDEX} cannot be read: {error.strerror or error}"
+    except ValueError as error:
+        return f"{INDEX} is damaged: {error}"
+    return None
 
 
 def best_of(folder: Path, without: Collection[Path] = ()) -> Path | None:
@@ -326,13 +329,13 @@ def best_of(folder: Path, without: Collection[Path] = ()) -> Path | None:
 def write_index(folder: Path, last: Path | None, best: Path | None) -> None:
     index = {key: path.name for key, path in (("last", last), ("best", best)) if path}
     if index != read_index(folder):
-        write_json(folder / INDEX, index)
+        write_json(folder / INDEX, sealed(index))
 
 
 def set_aside(path: Path) -> Path:
     """Take a checkpoint's name away, so that half of one is never seen while it is being removed."""
     _refuse_foreign(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    aside = draft_of(path, "aside")
     remove(aside)
     os.replace(path, aside)
     return aside
@@ -364,8 +367,8 @@ def sweep(folder: Path) -> None:
 
 def _leftovers(folder: Path) -> list[Path]:
     """Drafts and what was set aside by processes that are gone, or by this one."""
-    matches = [(path, _DRAFT.fullmatch(path.name)) for path in folder.glob(".*")]
-    return [path for path, draft in matches if draft and (int(draft[1]) == os.getpid() or not is_alive(int(draft[1])))]
+    owned = [(path, draft_owner(path.name)) for path in folder.glob(".*")]
+    return [path for path, own in owned if own and (own[1] == os.getpid() or not is_alive(own[1]))]
 
 
 def remove(path: Path) -> None:

@@ -97,11 +97,12 @@ class OpenRun:
         import torch
 
         from ..data.rows import add_unknown, in_blocks
-        from ..execution.scoring import names_of, to_table, whole_batches, with_columns
+        from ..execution.scoring import columns_of, to_table, whole_batches, with_columns
         from ..execution.serving import score_columns
 
-        columns, logits = self.model.columns(names_of(frame)), [torch.empty(0)]
-        table = to_table(frame, columns.values())
+        given = columns_of(frame)
+        columns, logits = self.model.columns(list(given)), [torch.empty(0)]
+        table = to_table(given, columns.values())
         unknown: dict[str, Unknown] = {}
         for block in in_blocks([table], whole_batches(self.model)):
             logits_N, of_block = self.model.score(block, columns)
@@ -126,7 +127,7 @@ class OpenRun:
         from ..execution.recommending import Requests, recommend
         from ..execution.scoring import array_of, as_frame, kind_of
 
-        if kind_of(users) == "dict" and any(isinstance(one, (list, tuple)) for one in users):
+        if isinstance(users, (list, tuple)) and any(isinstance(one, (list, tuple)) for one in users):
             requests = Requests.of_histories(self.model, users)
         else:
             requests = Requests.of_users(self.model, array_of(users, "users"))

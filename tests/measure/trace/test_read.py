@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 
 import example_traces as made
@@ -171,3 +172,16 @@ def test_a_trace_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("recperf.measure.trace.file.LARGEST", 1000)
     with pytest.raises(DataError, match="has more than"):
         read(made.write(tmp_path / "t.json.gz", made.gpu_step(0, 0.0, 10)))
+
+
+@pytest.mark.parametrize(("filler", "message"), [(b" ", "of white space in one place"), (b",", "not valid JSON")])
+def test_gigabytes_of_nothing_are_refused_at_once(tmp_path: Path, filler: bytes, message: str) -> None:
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"traceEvents": [')
+        for _ in range(64):
+            file.write(filler * (1 << 20))
+    began = time.process_time()
+    with pytest.raises(DataError, match=message):
+        read(path)
+    assert time.process_time() - began < 2.0

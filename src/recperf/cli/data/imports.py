@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ...data.click_store.options import ClickOptions
 from ...data.user_files.values import TIME_UNITS
 from ...data.yambda.import_options import ImportOptions
 from ...errors import UsageError
+from ...folders import alone
 from ..parse import SWITCHES, OutputOptions, parse
 from ..terminal import Terminal, print_json
 from .output import count_of, print_import, progress_bars
@@ -51,11 +53,26 @@ def import_file(arguments: list[str]) -> int:
         prog="recperf data import",
         description=CLICKS if is_clicks else EVENTS,
     )
-    name, folder = options.store, options.store
-    if folder is None:
-        datasets.refuse_other_kind(options.name, kind)
-        name = options.name
-        folder = places.dataset_folder(name) / Path(datasets.KINDS[kind].manifest).parent
+    if options.store is not None:
+        return _import(options, kind, options.store, options.store)
+    name, place = options.name, places.dataset_folder(options.name)
+    datasets.refuse_other_kind(name, kind)
+    existed = place.exists()
+    try:
+        with alone(place, what=f"importing {name}"):
+            # An import of the other kind may have ended just before.
+            datasets.refuse_other_kind(name, kind)
+            return _import(options, kind, name, place / Path(datasets.KINDS[kind].manifest).parent)
+    finally:
+        if not existed:
+            # Of an import that failed nothing is left.
+            with suppress(OSError):
+                place.rmdir()
+
+
+def _import(options: Any, kind: str, name: str | Path, folder: Path) -> int:
+    """Import into a folder, and say what is there; other commands find it by `name`."""
+    is_clicks = kind == "clicks"
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     values = {
         field.name: getattr(options, field.name) for field in fields(ClickOptions if is_clicks else ImportOptions)

@@ -8,6 +8,7 @@ the catalogue as two maps in `<root>/shared_metadata/`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, notice_once
+from ...files import NOT_FILES, open_linked
 from ...jsonfile import load
 from ..blocks import Column
 from .manifest import EventManifest
@@ -109,12 +111,14 @@ def _column(folder: Path, name: str, dtype: str = "<i8", length: int | None = No
     """Map a one-dimensional .npy file; any other content is an error."""
     path = folder / f"{name}.npy"
     try:
+        # A fifo would wait for ever.
+        open_linked(path).close()
         column: NDArray[Any] = np.load(path, mmap_mode="r")
-    except FileNotFoundError:
-        raise _unusable(path, "is missing") from None
     except (ValueError, EOFError, SyntaxError):
         raise _unusable(path, "is cut short or not a .npy file") from None
     except OSError as error:
+        if error.errno in NOT_FILES:
+            raise _unusable(path, "is missing" if error.errno == errno.ENOENT else "is not a file") from None
         what = f"{path.name} cannot be read: {error.strerror}"
         raise MachineError(what, where={"file": path}, fix="check its permissions") from error
     if column.dtype != np.dtype(dtype) or column.ndim != 1:

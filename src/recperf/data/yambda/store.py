@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import read_linked
+from ...files import read_linked, reading
 from ...jsonfile import decode, read_sealed, require
 from ..blocks import Column, StoredColumn, verified
 from ..datasets import KINDS
@@ -243,9 +244,10 @@ def originals(folder: Path, role: str) -> list[int | str]:
         what = f"this store has no list of its original {role}"
         raise DataError(what, where={"file": path}, fix="recperf data import writes one")
     try:
-        content = read_linked(path)
-    except FileNotFoundError:
-        content = b""
+        with reading(path):
+            content = read_linked(path) if os.path.lexists(path) else b""
+    except DataError as error:
+        raise DataError(f"the event store is damaged: {error.what}", where={"file": path}, fix=error.fix) from None
     if hashlib.sha256(content).hexdigest() != imported.originals[role].sha256:
         what = f"the event store is damaged: {path.name} is not the file that was written"
         raise DataError(what, where={"file": path}, fix=f"remove {folder} and import it again")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import plain_json, sync_folder, write_json, writing
-from ...folders import MARK, alone
+from ...folders import MARK, alone, take_name
 from ...jsonfile import Struct, read_sealed, sealed
 from .manifest import EventManifest
 from .schema import EVENT_TYPES, LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
@@ -190,7 +190,7 @@ class StoreWriter:
         self._describe(manifest)
         write_json(self.draft / MANIFEST, sealed(manifest.content()), fix=self.again)
         with writing(self.folder, fix=self.again):
-            os.rename(self.draft, self.folder)
+            take_name(self.draft, self.folder)
             sync_folder(self.folder.parent)
             _tidy(self.folder)
         return self.folder

@@ -7,16 +7,18 @@ a file of gigabytes needs a few megabytes of memory.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
-import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
 from ...errors import DataError
-from ...files import open_linked, writing
+from ...files import atomic_file, open_linked, writing
 from ...stop import poll
 from ...units import size
 
@@ -27,8 +29,8 @@ PIECE = 1 << 20
 LARGEST = 20 << 30
 """Characters of JSON above which a trace is refused: reading it would take more than some minutes."""
 LONGEST = 8 << 20
-"""Characters of an event, or of another value, above which a trace is refused: it would not fit into memory."""
-_SPACE = " \t\r\n"
+"""Characters of an event, another value or white space above which a trace is refused: memory is bounded."""
+_SPACE = re.compile(r"[ \t\r\n]*")
 _LONGEST_TOKEN = 64
 """A number or literal that ends this close to the end of the text may continue in the next piece."""
 
@@ -74,6 +76,8 @@ class Scan:
         has_events = False
         while (mark := self._next()) != "}":
             if mark == ",":
+                if self._peek() == ",":
+                    raise self._malformed()
                 continue
             if mark != '"':
                 raise self._truncated() if not mark else self._malformed()
@@ -97,6 +101,8 @@ class Scan:
     def _list(self, *, closed: bool) -> Iterator[Event]:
         while (mark := self._next()) != "]":
             if mark == ",":
+                if self._peek() == ",":
+                    raise self._malformed()
                 continue
             if not mark:
                 if closed:
@@ -110,13 +116,15 @@ class Scan:
 
     def _peek(self) -> str:
         """The next character that is not whitespace, without consuming it; "" at the end."""
+        blank = 0
         while True:
-            text, at = self._text, self._at
-            while at < len(text) and text[at] in _SPACE:
-                at += 1
-            self._at = at
+            text, before = self._text, self._at
+            self._at = at = _SPACE.match(text, before).end()  # type: ignore[union-attr]
             if at < len(text):
                 return text[at]
+            blank += at - before
+            if blank > LONGEST:
+                raise self._error(f"the file has {size(LONGEST)} of white space in one place")
             if not self._more():
                 return ""
 
@@ -205,23 +213,20 @@ def looks_like_trace(path: Path) -> bool:
 
 def write_trace(target: Path, events: Iterable[Event], header: Event, *, fix: str) -> int:
     """Write a trace, gzipped if its name ends in .gz, and return its size. The file appears complete or not at all."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     with writing(target, fix=fix):
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            opened = gzip.open(temporary, "wt", encoding="ascii", compresslevel=6) if target.suffix == ".gz" else None
-            with opened or temporary.open("w", encoding="ascii") as file:
-                file.write('{"traceEvents":[')
-                separator = "\n"
-                for event in events:
-                    file.write(separator + _text(event))
-                    separator = ",\n"
-                file.write("\n],\n" + _text({**header, "traceName": target.name})[1:] + "\n")
-            written = temporary.stat().st_size
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return written
+    with atomic_file(target, fix=fix) as raw:
+        packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw) if target.suffix == ".gz" else nullcontext(raw)
+        with packed as bytes_:
+            file = io.TextIOWrapper(cast(BinaryIO, bytes_), encoding="ascii")
+            file.write('{"traceEvents":[')
+            separator = "\n"
+            for event in events:
+                file.write(separator + _text(event))
+                separator = ",\n"
+            file.write("\n],\n" + _text({**header, "traceName": target.name})[1:] + "\n")
+            file.detach()
+        return raw.tell()
 
 
 def _text(event: Event) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError
 from ...files import write_atomic, writing
+from ...outputs import is_page, output_file
 from ...version import __version__
 from .blocks import Cell, Figure, Report, Section
 from .formats import short
@@ -25,12 +26,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def write(text: str, out: Path) -> Path:
+def place_of(out: Path, *, force: bool = False, endings: Sequence[str] = (".html",)) -> Path:
+    """Where the page is written that a user wants in `out`: a new file, or with `force` any, or a page of recperf."""
+    return output_file(out, endings=endings, ours=is_page, what="a page", force=force)
+
+
+def write(text: str, out: Path, *, force: bool = False, endings: Sequence[str] = (".html",)) -> Path:
     """Write a page; it appears whole or not at all."""
+    place = place_of(out, force=force, endings=endings)
     try:
-        with writing(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, text.encode(errors="backslashreplace"))
+        with writing(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(place, text.encode(errors="backslashreplace"))
     except MachineError as error:
         # The place of a page is chosen with another option than the place of a run.
         fix = error.fix.replace("--run-dir", "--out") if error.fix else None
@@ -38,13 +45,13 @@ def write(text: str, out: Path) -> Path:
     return out
 
 
-def save(report: Report, out: Path) -> Path:
+def save(report: Report, out: Path, *, force: bool = False) -> Path:
     """Write the page of a report; a name in .svg asks for the picture of its step."""
     if out.suffix == ".svg":
         from .timeline import picture_of
 
-        return write(picture_of(report), out)
-    return write(html_of(report), out)
+        return write(picture_of(report), out, force=force, endings=(".svg",))
+    return write(html_of(report), out, force=force)
 
 
 def html_of(report: Report) -> str:

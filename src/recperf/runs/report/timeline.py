@@ -116,7 +116,8 @@ def picture(timeline: Timeline, title: str) -> str:
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     colours = style[: style.index("* {")]
     look = "text { font: 12px sans-serif; fill: var(--muted) } .title { fill: var(--ink) } .on { fill: var(--on-fill) }"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 22}" role="img">'
+    box = f'viewBox="0 0 {WIDTH} {height + 22}" role="img"'
+    head = f'<svg data-generator="recperf" xmlns="http://www.w3.org/2000/svg" {box}>'
     start = f"<title>{escape(timeline.label)}</title><style>{colours}{look}</style>"
     return "\n".join([head, start, *parts, "</svg>\n"])
 
