@@ -18,9 +18,10 @@ OTHER   := .venv-torch-$(VERSION)
 
 MINUTES ?= 30
 SEED    ?= 1
+COUNT   ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized chaos lint types docs notebooks bench clean
+.PHONY: help setup setup-distributed run test test-all test-torch test-sanitized test-mutants chaos lint types docs notebooks bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +47,9 @@ test-torch: $(OTHER)/.ready ## the tests on another torch, as VERSION=2.12.0
 test-sanitized: $(VENV)/.test-ready ## the C bodies' tests under AddressSanitizer and UBSan
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -n 0 \
 	  --capture=no --sanitize -k "not triton" $$(grep -l native tests/ops/test_*.py)
+
+test-mutants: $(VENV)/.test-ready ## changes formulas at random and shows what no test notices, as SEED=1 COUNT=300
+	$(BIN)/python tests/mutants.py --seed $(SEED) --count $(COUNT)
 
 chaos: $(VENV)/.test-ready $(VENV)/.distributed-ready ## random signals, damage and full disks, as MINUTES=30 SEED=1
 	$(BIN)/python tests/reliability/chaos.py --minutes $(MINUTES) --seed $(SEED)

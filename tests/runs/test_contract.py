@@ -124,6 +124,12 @@ def test_a_fresh_run_passes(folder: Path) -> None:
     found = {claim.text: claim.found for claim in check_run(folder, CLAIMS)}
     assert found["evidence is intact"] == f"{len(present(folder))} files match seal.json"
     assert "(above 0." in found["the metrics meet the quality target"]
+    result, events = (folder / "result.json").read_text(), (folder / "events.jsonl").read_text().splitlines()
+    steady = [event for event in map(json.loads, events) if event["kind"] == "timing" and event["part"] == "steady"]
+    samples, steps, seconds = (sum(event[name] for event in steady) for name in ("samples", "steps", "seconds"))
+    shown = f"{samples / seconds:,.0f} samples/s over {steps:,} steady steps"
+    assert found["the result follows from the other files"] == shown
+    assert json.loads(result)["provenance"]["seed"] == 42
 
 
 @pytest.mark.parametrize(
