@@ -155,7 +155,8 @@ def test_a_blend_weighs_by_gains_over_the_majority() -> None:
     assert one + other == pytest.approx(oracle.coef_[0, 0], rel=1e-4)
     assert constant == pytest.approx(oracle.intercept_[0], rel=1e-3, abs=1e-4)
     # A model that is worse than the majority has no weight to speak of.
-    assert abs(blend(good, -good, labels)[1]) < 1e-6
+    right, wrong, _ = blend(good, -good, labels)
+    assert wrong / right == pytest.approx(1e-9 / (base - loss(good)), rel=1e-3)
     assert (
         blend(good, poor, np.ones(400, np.float32)) == blend(good, poor, np.zeros(400, np.float32)) == (0.5, 0.5, 0.0)
     )
