@@ -313,3 +313,20 @@ def test_rules_use_the_user_and_the_item_where_there_are_some(monkeypatch: pytes
     assert rules["gradient_boosting"](valid).shape == (7,)
     assert list(click_rules(train, user="who", item=None))[:2] == ["majority", "logistic"]
     assert "user_item_bias" not in click_rules(train, user=None, item="what")
+
+
+def test_a_sweep_is_a_step_of_newtons_method() -> None:
+    """From the rate of three quarters: labels 1, 1, 1, 0, of which each prediction's variance is 3/16."""
+    labels_N = torch.tensor([1.0, 1, 1, 0])
+    numbers_ND = torch.tensor([[1.0], [2.0], [0.0], [3.0]])
+    fitted = fit_additive([], labels_N, numbers_ND, ridge=2.0, sweeps=1)
+    slope = 0.25 * (1 + 2) - 0.75 * 3
+    assert fitted.slopes_D.tolist() == pytest.approx([slope / (14 * 3 / 16 + 2)])
+    alone = fit_additive([torch.tensor([0, 0, 1, 1])], labels_N, ridge=2.0, sweeps=1)
+    assert alone.weights[0].tolist() == pytest.approx([0.5 / (2 * 3 / 16 + 2), -0.5 / (2 * 3 / 16 + 2)])
+    # Two ids of a row move its logit together: half of the step.
+    pair = fit_additive([torch.tensor([[0, -1], [0, -1], [1, -1], [1, -1]])], labels_N, ridge=2.0, sweeps=1)
+    assert pair.weights[0].tolist() == pytest.approx([0.5 / (4 * 3 / 16 + 2), -0.5 / (4 * 3 / 16 + 2)])
+    p_N = 1 / (1 + np.exp(-(math.log(3) + alone.weights[0].numpy()[[0, 0, 1, 1]])))
+    shift = (labels_N.numpy() - p_N).sum() / (p_N * (1 - p_N)).sum()
+    assert float(alone.intercept) == pytest.approx(math.log(3) + shift)
