@@ -163,6 +163,7 @@ def test_repeats_and_items_of_a_user() -> None:
     # User 1's item 5 and user 2's item 0 are not the same pair.
     assert repeated_share(torch.tensor([1, 2]), torch.tensor([5, 0])) == 0.0
     assert repeated_share(torch.tensor([1, 0]), torch.tensor([0, 1])) == 0.0
+    assert repeated_share(torch.tensor([0, 1]), torch.tensor([5, 1])) == 0.0
     items_of = grouped_items(users_N, items_N)
     assert [items_of(user).tolist() for user in range(5)] == [[], [5, 5], [], [5, 5, 0], []]
 
