@@ -7,18 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
+from toy_plan import PLAIN, WIRES
 
 from recperf.plan import devices as collectives
 from recperf.plan import skew, target
-from recperf.plan.devices import (
-    KNOWN,
-    NETWORKS,
-    Attention,
-    Device,
-    Efficiency,
-    KnownRates,
-    Network,
-)
+from recperf.plan.devices import KNOWN, NETWORKS
 from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
 from recperf.plan.sharding import Parallelism
 from recperf.plan.summary import Question, Setting, plan
@@ -28,20 +21,6 @@ from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM
 from recperf.workloads.micro_dlrm_dram.config import MICRO_DLRM_DRAM
-
-PLAIN = Device(
-    name="plain",
-    memory_bytes=1 << 36,
-    bytes_per_s=1e12,
-    flops=KnownRates(float32=1e12),
-    link_bytes_per_s=1e10,
-    gemm=KnownRates(float32=1e12),
-    copy_bytes_per_s=1e12,
-    attention=Attention(lengths=(1,), forward=(1e12,), backward=(1e12,)),
-    call_s=0.0,
-    efficiency=Efficiency(products=1.0, bytes=1.0, link=1.0, origin="all of it"),
-)
-WIRES = Network(bytes_per_s=1e9, latency_s=1e-3, link_latency_s=1e-4, ranks_per_node=4)
 
 
 def test_an_all_to_all_by_hand() -> None:

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from recperf.runs.derive import best_of, combined, interval
-from recperf.train.metrics import Resampling, Tally, auc, binary_metrics
+from recperf.train import metrics
+from recperf.train.metrics import (
+    Resampling,
+    Tally,
+    auc,
+    binary_metrics,
+    binned_auc,
+    calibration_error,
+    normalized_entropy,
+    reliability,
+)
 
 
 def predictions(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,3 +168,118 @@ def test_few_rows_and_a_leaked_label_are_warnings() -> None:
     assert "only 16 rows are scored" in few
     assert leak == "AUC 0.9980: a feature may contain the label; refunded alone reaches 0.9981"
     assert "all scored rows have the same label" in quality_of(scores, 0.5).warnings[1]
+
+
+def test_calibration_error_is_the_gap_of_each_of_fifteen_bins() -> None:
+    """In the first bin predictions are too high, in the second too low, and 1 belongs to the last."""
+    probabilities_N = torch.tensor([0.0, 0.05, 0.1, 0.12, 0.5, 0.99, 1.0], dtype=torch.float64)
+    labels_N = torch.tensor([0.0, 0, 1, 0, 1, 1, 0])
+    gaps = [0.05, 0.22 - 1, 0.5 - 1, 1.99 - 1]
+    assert calibration_error(probabilities_N, labels_N) == pytest.approx(sum(map(abs, gaps)) / 7, rel=1e-12)
+    assert calibration_error(torch.tensor([0.25]), torch.tensor([1.0])) == 0.75
+    assert calibration_error(torch.zeros(0), torch.zeros(0)) == 0.0
+
+
+def test_reliability_has_tenths_of_the_rows_in_the_order_of_predictions() -> None:
+    logits_N = torch.tensor([float(number // 2) for number in range(20)]).flip(0) - 5
+    labels_N = torch.arange(20) % 4 == 0
+    rows = reliability(logits_N, labels_N.float())
+    expected = (torch.arange(10.0, dtype=torch.float64) - 5).sigmoid().tolist()
+    assert [row["predicted"] for row in rows] == pytest.approx(expected)
+    # Rows 19 and 18 have the lowest prediction, 17 and 16 the next.
+    assert [row["observed"] for row in rows] == [0.0, 0.5] * 5
+    assert [row["rows"] for row in rows] == [2] * 10
+    # Of equal predictions the earlier row comes first.
+    tied = reliability(torch.zeros(4), torch.tensor([1.0, 1, 0, 0]), bins=2)
+    assert [row["observed"] for row in tied] == [1.0, 0.0]
+
+
+def test_a_logit_of_nothing_predicts_no_click_and_ends_of_the_bins_stay_apart() -> None:
+    nothing = binary_metrics(torch.zeros(4), torch.tensor([0.0, 0, 0, 1]))
+    assert (nothing["accuracy"], nothing["auc"], nothing["calibration"]) == (0.75, 0.5, 2.0)
+    assert binary_metrics(torch.zeros(4), torch.zeros(4))["calibration"] == 2.0, "over one, where nobody clicked"
+    assert nothing["calibration_error"] == pytest.approx(0.25)
+    counted = tally(torch.zeros(4), torch.tensor([0.0, 0, 0, 1])).metrics()
+    assert counted is not None
+    assert counted["accuracy"] == 0.75
+    assert Tally().counts_2K.shape == (2, 100_000)
+    # Probabilities 0 and 1.5e-5 are in the first two bins, 1 - 1.5e-5 and 1 in the last two.
+    for low in (-50.0, 11.1):
+        pair = torch.tensor([low, low + 38.9])
+        assert tally(pair, torch.tensor([1.0, 0.0])).auc() == 0.0
+        assert tally(pair, torch.tensor([0.0, 1.0])).auc() == 1.0
+    assert normalized_entropy(0.3, 0.0) == normalized_entropy(0.3, 1.0) == 1.0
+    assert normalized_entropy(0.3, 0.2) == pytest.approx(0.3 / -(0.2 * np.log(0.2) + 0.8 * np.log(0.8)))
+    one = torch.tensor([[1.0, 0.0]])
+    assert [float(binned_auc(a, b)) for a, b in ((one, one.flip(1)), (one.flip(1), one), (one, 0 * one))] == [1, 0, 0.5]
+
+
+def test_users_are_resampled_alone_up_to_2048_and_in_even_groups_beyond() -> None:
+    users_N = torch.arange(2048).repeat(2)
+    alone = Resampling(len(users_N), users_N)
+    assert torch.equal(alone.groups_N, users_N)
+    assert alone.weights_RG.shape == (200, 2048)
+    many = Resampling(5000, torch.arange(5000).flip(0), replicates=3)
+    assert (many.units, many.by, many.weights_RG.shape) == (5000, "users", (3, 2048))
+    sizes = torch.bincount(many.groups_N)
+    assert (len(sizes), sorted(set(sizes.tolist()))) == (2048, [2, 3])
+    assert not torch.equal(many.groups_N, torch.arange(5000).flip(0) % 2048), "in a random order"
+    empty, single = Resampling(0), Resampling(1)
+    assert (empty.units, empty.by, single.units) == (0, "rows", 1)
+    assert single.weights_RG.tolist() == [[1.0]] * 200
+    figures = single.probabilities(torch.zeros(1), torch.ones(1))
+    assert figures["log_loss"] == pytest.approx([np.log(2)] * 200)
+    assert figures["calibration_error"] == pytest.approx([0.5] * 200)
+    # Twice as many draws vary less: users are drawn with replacement, each about Poisson.
+    assert float(alone.weights_RG.var()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_replicates_of_probabilities_are_those_of_repeated_rows() -> None:
+    logits_N, labels_N, users_N = rows(60, 5)
+    resampling = Resampling(60, users_N, replicates=9)
+    figures = resampling.probabilities(logits_N, labels_N)
+    probabilities = 1 / (1 + np.exp(-logits_N.numpy()))
+    user = np.unique(users_N, return_inverse=True)[1]
+    values_Q, rows_Q = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 1, 2])
+    means = resampling.mean(values_Q, rows_Q)
+    missing = 0
+    for replicate, weights in enumerate(resampling.weights_RG.numpy()[:, user]):
+        loss = log_loss(labels_N, probabilities, sample_weight=weights)
+        assert figures["log_loss"][replicate] == pytest.approx(loss)
+        gaps: dict[int, float] = {}
+        for weight, p, label in zip(weights, probabilities, labels_N.tolist()):
+            gaps[int(15 * p)] = gaps.get(int(15 * p), 0.0) + weight * (p - label)
+        expected = sum(map(abs, gaps.values())) / weights.sum()
+        assert figures["calibration_error"][replicate] == pytest.approx(expected)
+        of_rows = weights[:3]
+        missing += of_rows.sum() == 0
+        mean = np.average([1.0, 2.0, 5.0], weights=of_rows) if of_rows.sum() else 8 / 3
+        assert means[replicate] == pytest.approx(mean)
+    alone = Resampling(60, users_N, replicates=40)
+    one = alone.mean(torch.tensor([3.0]), torch.tensor([0]))
+    assert one == [3.0] * 40, "of all rows where a replicate has none"
+    assert (alone.weights_RG[:, user[0]] == 0).any()
+
+
+def test_replicates_in_bins_keep_what_the_bins_hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four bins of ten rows, positives begin inside one: bins tie what is apart, by as much in every replicate."""
+    assert metrics.INTERVAL_BINS == 4096
+    monkeypatch.setattr(metrics, "INTERVAL_BINS", 4)
+    logits_N = torch.arange(40.0, dtype=torch.float64) * 0.1
+    labels_N = (torch.arange(40) >= 25).float()
+    resampling = Resampling(40, replicates=50)
+    bins = np.arange(40) * 4 // 40
+    hidden = 1.0 - roc_auc_score(labels_N, bins)
+    expected = [roc_auc_score(labels_N, bins, sample_weight=w.numpy()) + hidden for w in resampling.weights_RG]
+    assert resampling.auc(logits_N, labels_N) == pytest.approx(np.clip(expected, 0, 1), abs=1e-9)
+    assert max(expected) > 1, "such a replicate is cut at 1"
+    assert resampling.auc(-logits_N, labels_N) == pytest.approx(1 - np.clip(expected, 0, 1), abs=1e-9)
+    # As many different scores as bins are compared exactly, however many rows each has.
+    few_N, clicks_N = torch.tensor([0.0] * 5 + [1.0, 2.0, 3.0]), torch.tensor([0.0, 1, 0, 1, 0, 1, 0, 1])
+    exact = Resampling(8, replicates=20)
+    assert exact.auc(few_N, clicks_N) == pytest.approx(
+        [
+            roc_auc_score(clicks_N, few_N, sample_weight=w.numpy()) if 0 < (w * clicks_N).sum() < 8 else 0.5
+            for w in exact.weights_RG
+        ]
+    )

@@ -136,7 +136,7 @@ def predict(
     seconds, samples = sum(left.values()), workload.batch_size if parallelism.rank_batch is None else ranks * batch
     by_host = left["input"] + left["launches"] + (parts["calls"] if left["calls"] else 0.0)
     nodes = node_count(ranks, network)
-    low, high = error_band(device, ranks, min(1.0, by_host / seconds), nodes=nodes)
+    low, high = error_band(device, ranks, by_host / seconds, nodes=nodes)
     shares = limit_shares(work, device, batch, left)
     return Prediction(
         ranks=ranks,

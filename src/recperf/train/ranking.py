@@ -41,20 +41,21 @@ def positions(
     places: list[Tensor] = []
     items: list[Tensor] = []
 
-    def flush() -> None:
-        if not places:
+    def flush(first: int, stop: int) -> None:
+        """Score the pairs of these rows; some may have no candidate but their own item."""
+        if first == stop:
             return
         place_P, item_P = torch.cat(places), torch.cat(items)
         places.clear()
         items.clear()
         parts = (slice(start, start + PAIRS) for start in range(0, len(place_P), PAIRS))
-        score_P = torch.cat([score(rows_Q[place_P[part]], item_P[part]).double().cpu() for part in parts])
+        scores = (score(rows_Q[place_P[part]], item_P[part]).double().cpu() for part in parts)
+        score_P = torch.cat([torch.zeros(0, dtype=torch.float64), *scores])
         own_P = own_Q.double()[place_P]
         higher_Q.index_add_(0, place_P, (score_P > own_P).long())
         same_Q.index_add_(0, place_P, (score_P == own_P).long())
         if not top:
             return
-        first, stop = int(place_P[0]), int(place_P[-1]) + 1
         _highest(
             lists_QK,
             torch.cat([place_P, torch.arange(first, stop)]),
@@ -62,13 +63,15 @@ def positions(
             torch.cat([score_P, own_Q.double()[first:stop]]),
         )
 
+    first = 0
     for place, items_C in enumerate(candidates):
         others_C = items_C[items_C != targets_Q[place]]
         places.append(torch.full_like(others_C, place))
         items.append(others_C)
         if sum(map(len, items)) >= PAIRS:
-            flush()
-    flush()
+            flush(first, place + 1)
+            first = place + 1
+    flush(first, len(rows_Q))
     return higher_Q, same_Q, lists_QK
 
 
