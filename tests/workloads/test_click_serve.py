@@ -261,7 +261,9 @@ def test_what_is_not_a_frame_is_one_typed_error(run: Any, name: str) -> None:
     assert "\n" not in refused.value.what
 
 
-@pytest.mark.parametrize("users", [3, None, "1", {"user": [1]}, pl.DataFrame({"user": [1]}), object()], ids=repr)
+@pytest.mark.parametrize(
+    "users", [3, None, "1", {"user": [1]}, pl.DataFrame({"user": [1]}), object()], ids=lambda one: type(one).__name__
+)
 def test_what_is_not_a_list_of_users_is_one_typed_error(run: Any, users: Any) -> None:
     with pytest.raises(RecperfError):
         run.recommend(users)
