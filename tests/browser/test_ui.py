@@ -182,7 +182,10 @@ def test_a_malformed_address_is_answered(port: int, request_line: bytes, capfd: 
     assert capfd.readouterr().err == ""
 
 
-def test_a_client_that_leaves_early_is_no_error(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_leaves_early_is_no_error(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recperf.errors.quiet", False)
     with server(home, 0) as running:
         for error in (BrokenPipeError(), ConnectionResetError(), TimeoutError()):
             try:

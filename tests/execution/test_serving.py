@@ -339,7 +339,10 @@ def test_bad_inputs_are_one_line_each(run: Path, tmp_path: Path) -> None:
     file.write_text("user,item\n1,2\n")
     error = refused(*arguments, "--columns", "itm")
     assert error.what == "--columns: the file has no column 'itm'; did you mean 'item'?"
-    assert "no known format" in refused(run, "--input", file, "--output", tmp_path / "scores.txt").what
+    assert (
+        "does not end in .parquet or .pq or .csv"
+        in refused(run, "--input", file, "--output", tmp_path / "scores.txt").what
+    )
     assert refused(run, "--input", file, "--output", file).what == "the output is the input"
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 

@@ -58,10 +58,10 @@ def score_file(
     `columns` are the input's columns to write, by default all. `allow_unknown` accepts a file most of whose ids are
     unknown; `force` replaces a file that is no table of scores.
     """
+    if source is not None and os.path.realpath(source) == os.path.realpath(output):
+        raise UsageError("the output is the input", fix="write the scores to another file")
     place = table_file(output, SCORES, force=force)
     require_writable(place.parent)
-    if source is not None and os.path.realpath(source) == str(place):
-        raise UsageError("the output is the input", fix="write the scores to another file")
     scored, total = (_held_out(model), None) if source is None else _of_file(model, source, columns)
     began, rows = perf_counter(), 0
     unknown: dict[str, Unknown] = {}
