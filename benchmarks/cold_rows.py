@@ -124,10 +124,10 @@ def main() -> int:
         from _rows import record, row
 
         made = []
-        for name, rows, pages, share, hot, cold in entries:
+        for name, rows, pages, share, near_ns, far_ns in entries:
             conditions: dict[str, Any] = {"rows": rows, "pages": pages, "huge_share": share, "dim": DIM, "hot": HOT}
             conditions |= {"threads": torch.get_num_threads(), "lookups": LOOKUPS}
-            for metric, values in (("hot", hot), ("cold", cold)):
+            for metric, values in (("hot", near_ns), ("cold", far_ns)):
                 made.append(row("cold_rows", name, metric, "ns a row", values, {**conditions, "least": min(values)}))
         print(f"rows appended to {record(made).name}")
         return 0

@@ -268,8 +268,8 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair 
         for name, window in windows.items():
             window.warm(1)
             window.take(STEPS_PER_ROUND)
-            if equally_likely and (lookups := pair[name].lookups):
-                window.take_lookups(lookups, STEPS_PER_ROUND)
+            if equally_likely and (draw := pair[name].lookups):
+                window.take_lookups(draw, STEPS_PER_ROUND)
         others.append(other_work.share() or 0.0)
     quietest = sorted(sorted(range(len(others)), key=lambda turn: others[turn])[:ROUNDS])
     for window in windows.values():
@@ -281,7 +281,7 @@ def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair 
         name: arm.rows or round(counted[name].touched_bytes / counted[name].row_bytes) for name, arm in pair.items()
     }
     lookups = PairLookups(**{name: spread(one.lookup_ns) for name, one in windows.items()}) if equally_likely else None
-    expected = lookups and lookups.cold_over_hot()
+    expected = None if lookups is None else lookups.cold_over_hot()
     other = max(others[turn] for turn in quietest)
     return Pair(
         schema=PAIR_SCHEMA,

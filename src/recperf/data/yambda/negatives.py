@@ -57,7 +57,7 @@ class Negatives:
         a user has an item."""
         users_M, items_M = (rows[name].astype(np.int64) for name in ("uids", "items"))
         had = _Had(self, users_M[first_M], items_M[first_M])
-        place_N, before_M = np.flatnonzero(~first_M), np.cumsum(first_M)
+        place_N, before_M = np.flatnonzero(~first_M), np.cumsum(first_M, dtype=np.int64)
         step = max(1, _AT_ONCE // self.facts.per_event)
         for begin in range(0, len(place_N), step):
             poll()
@@ -70,7 +70,7 @@ class Negatives:
         self._had_I[items_M[first_M & (users_M == self._user)]] = True
 
     def of_last_user(self, users_N: Longs) -> NDArray[np.bool_]:
-        return users_N == self._user
+        return np.equal(users_N, self._user)
 
     def had_earlier(self, items_N: Longs) -> NDArray[np.bool_]:
         """Whether the last user of the part before had these items by its end."""
