@@ -124,7 +124,7 @@ def test_files_as_listed_and_not(call: Call, listed: Path) -> None:
         (b"\xff", "not text"),
         (b"abc  a.npy\n", "line 1"),
         (b"0" * 64 + b"  ../a.npy\n", "below the folder"),
-        (None, "no such list"),
+        (None, "cannot read SHA256SUMS: No such file or directory"),
     ],
 )
 def test_lists_that_are_none(call: Call, listed: Path, content: bytes | None, message: str) -> None:

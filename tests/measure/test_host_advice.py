@@ -272,24 +272,19 @@ def test_rows_in_host_memory_and_values_that_are_read() -> None:
     ],
 )
 def test_reports_of_every_step(
-    places: list[tuple[str, float, int]], waits: dict[str, float], seen: dict[str, Any], left: float | None,
-    tmp_path: Any,
-) -> None:  # fmt: skip
-    program = tmp_path / "train.py"
-    program.write_text("print(loss.item())\nlogger.info(loss)\nloss.backward()\n")
-    shown = [PlaceShare(limit, share, Place("fit", str(program), line)) for limit, share, line in places]
+    places: list[tuple[str, float, int]], waits: dict[str, float], seen: dict[str, Any], left: float | None
+) -> None:
+    source = ["", "print(loss.item())", "logger.info(loss)", "loss.backward()"]
+    shown = [PlaceShare(limit, share, Place("fit", "train.py", line), source[line]) for limit, share, line in places]
     advice = rules.reported_values(facts_of(seen={**seen, "places": shown}, **waits))
     assert after(advice) == (left if left is None else pytest.approx(left))
     if advice and len(places) == 1:
-        line = program.read_text().splitlines()[places[0][2] - 1]
-        assert advice.change == f"if step % 100 == 0: {line}"
+        assert advice.change == f"if step % 100 == 0: {source[places[0][2]]}"
 
 
-def test_reports_of_the_host_of_a_device(tmp_path: Any) -> None:
+def test_reports_of_the_host_of_a_device() -> None:
     """The host works for 50 of 100 ms, 20 of them for a report, which also waits for 30 ms of the device."""
-    program = tmp_path / "train.py"
-    program.write_text("print(loss.item())\n")
-    places = [PlaceShare("python", 1.0, Place("fit", str(program), 1))]
+    places = [PlaceShare("python", 1.0, Place("fit", "train.py", 1), "print(loss.item())")]
     step = facts_of(row("mm", 40.0), ceilings=HOST, seen={"places": places, "host_ms": 50.0}, python=20.0, sync=30.0)
     assert after(rules.reported_values(step)) == pytest.approx((50 - 0.99 * 20) + (50 - 0.99 * 30))
     gone = Place("save_state", "no such file", 1)

@@ -10,15 +10,16 @@ from example_steps import CPU, GPU, HOST, after, facts_of, row
 from msgspec.structs import replace as changed
 
 from recperf.measure import advice_rules as rules
+from recperf.measure.attribution import attribute
+from recperf.measure.limits import decide
 from recperf.measure.records import (
     Advice,
-    Attribution,
     DividedOperator,
     EmbeddingFacts,
+    Operator,
     OptimizerFacts,
     Percentiles,
     ProgramFacts,
-    Verdict,
 )
 
 ADAGRAD = OptimizerFacts(
@@ -392,9 +393,12 @@ def test_all_advice_and_the_explanation() -> None:
     assert {line.note for line in advice} == {None}
     busy = rules.advise(facts_of(zeros, lookup, facts=facts, seen={"other_work": 0.2}))
     assert {line.note for line in busy} == {"Predicted while other work used 20% of the cores"}
-    divided = Attribution({"latency": 0.4, "operator": 0.2, "communication": 0.4}, 0.4, [zeros, lookup])
-    verdict = Verdict("latency", 0.4, "high", [])
-    seen = changed(step.observed, notes=["a note"])
-    explained = rules.explain(seen, divided, verdict, CPU, facts)
-    assert (explained.verdict, explained.shares, explained.operators) == (verdict, divided.shares, divided.operators)
-    assert (explained.advice, explained.step_ms, explained.notes) == (advice, Percentiles(100, 100, 100), ["a note"])
+    observed = [
+        Operator(**{name: getattr(one, name) for name in Operator.__struct_fields__}) for one in (zeros, lookup)
+    ]
+    seen = changed(step.observed, notes=["a note"], operators=observed)
+    explained = rules.explain(seen, CPU, facts)
+    divided = attribute(seen, CPU)
+    assert (explained.shares, explained.operators) == (divided.shares, divided.operators)
+    assert explained.verdict == decide(divided, seen, CPU)
+    assert (explained.step_ms, explained.notes) == (Percentiles(100, 100, 100), ["a note"])

@@ -115,7 +115,7 @@ def show(profile: Profile, folder: Path, options: Options[Any], terminal: Termin
         with page_optional(terminal):
             terminal.facts(("page", str(page.save(built, folder / "profile.html"))))
     if options.json:
-        print_json(profile)
+        print_json(sealed(profile))
 
 
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:

@@ -15,6 +15,7 @@ import tyro
 from ..errors import UsageError
 from ..files import require_writable, write_atomic, writing
 from ..folders import refuse_foreign
+from ..jsonfile import sealed
 from ..runs.record import PROFILE_MARK, new_folder
 from ..stop import FLAG
 from .parse import OutputOptions, VerboseOption, parse
@@ -106,7 +107,7 @@ def _show(report: Report, place: Path, options: Options) -> None:
             report.page(place / "profile.html")
             terminal.facts(("page", str(shown / "profile.html")))
     if options.json:
-        print_json(report)
+        print_json(sealed(report))
 
 
 @contextmanager

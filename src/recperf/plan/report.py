@@ -330,16 +330,21 @@ def _narrower(plan: Plan, advised: Point) -> str | None:
     # The range of the time comes from those of the step, the samples and the start; each is enough at its root.
     ways = {
         f"--calibrate on a {plan.device}": step,
-        "--samples-to-target from runs of your own": reached.samples if reached else Band(1.0, 1.0, 1.0),
+        "a measured --samples-to-target": reached.samples if reached else Band(1.0, 1.0, 1.0),
     }
     enough = math.sqrt(WIDEST_RANGE)
     useful = [way for way, band in ways.items() if band.high > enough * band.low]
-    way = " and ".join(useful or ["--startup-seconds from a run of your own"])
-    return f"{', '.join(wide)} not judged: wider than a factor of {WIDEST_RANGE:g}; to narrow it, {way}"
+    way = " and ".join(useful or ["a measured --startup-seconds"])
+    return f"{', '.join(wide)} not judged, wider than a factor of {WIDEST_RANGE:g}: {way} narrows it"
 
 
 def _reached(reached: PlannedTraining, currency: str | None) -> str:
-    cost = f" and {_range(reached.cost, digits, currency)}" if reached.cost else ""
+    cost = ""
+    if reached.cost:
+        # It follows the time: where that is not judged, its range says no more.
+        judged = not too_wide(reached.seconds.low, reached.seconds.high)
+        amount = _range(reached.cost, digits, currency) if judged else f"{digits(reached.cost.value)} {currency}"
+        cost = f" and {amount}"
     return f"{_approximately(reached)}{_band_time(reached.seconds)}{cost}"
 
 
