@@ -107,7 +107,7 @@ def unsealed(value: Any) -> dict[str, Any]:
         raise ValueError("it is not an object")
     content = {name: one for name, one in value.items() if name != "seal"}
     if "seal" not in value:
-        raise ValueError("it has no seal, by which a change would be noticed")
+        raise ValueError("it has no seal; files of earlier versions have none")
     if sealed(content)["seal"] != value["seal"]:
         raise ValueError("it was changed after it was written")
     return content
