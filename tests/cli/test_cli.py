@@ -53,7 +53,7 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
 RUNNING = f"""
 import sys
-import recperf.cli.run, recperf.cli.training, recperf.execution.execute
+import recperf.cli.run, recperf.execution.run, recperf.execution.training
 import recperf.workloads.micro_dlrm.build, recperf.runs.report.run_report
 assert "triton" not in sys.modules
 import recperf.execution.measuring
@@ -217,7 +217,7 @@ def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("where", "became"),
-    [("execute.assessment_of", "nothing was trained yet"), ("measuring.measure_run", "what was trained is saved")],
+    [("run.assessment_of", "nothing was trained yet"), ("measuring.measure_run", "what was trained is saved")],
 )
 def test_a_signal_outside_of_the_training_says_what_became_of_it(
     call: Call, monkeypatch: pytest.MonkeyPatch, where: str, became: str

@@ -117,7 +117,7 @@ def test_a_finished_run_has_a_model_and_a_disk_without_room_is_refused_before_it
     (saved,) = Path("r/checkpoints/seed-42").glob("step-*")
     assert int(saved.name[5:]) == len(steps())
     full = SimpleNamespace(free=1000)
-    monkeypatch.setattr("recperf.execution.execute.disk_usage", lambda place: full)
+    monkeypatch.setattr("recperf.execution.training.disk_usage", lambda place: full)
     code, _, err = call("run", "dlrm", *TINY, "--run-dir", "s", *QUICKLY)
     assert code == 4
     assert "of disk; 1.0 KiB are free" in err

@@ -13,7 +13,7 @@ with warnings.catch_warnings():
     import torchrec.distributed.embedding
     import torchrec.distributed.embeddingbag
 
-    import recperf.execution.execute
+    import recperf.execution.training
     import recperf.train.checkpoint_state
     import recperf.workloads.dlrm.build
     import recperf.workloads.dlrm_v4.build

@@ -15,9 +15,9 @@ from msgspec import convert
 from msgspec.structs import replace as replace_fields
 
 from recperf.errors import ConfigError, DataError, MachineError
-from recperf.execution import execute
-from recperf.execution.execute import _start, checkpoint_folder, in_background
-from recperf.execution.training import SeedTraining
+from recperf.execution import training
+from recperf.execution.run import note_start
+from recperf.execution.training import SeedTraining, checkpoint_folder, in_background
 from recperf.measure.peaks.records import PeakFigure, Peaks, Rates
 from recperf.measure.profile_records import Profile
 from recperf.ops import choice, mlp
@@ -62,8 +62,8 @@ def test_a_linked_folder_of_checkpoints_is_an_error_that_one_rank_prints(tmp_pat
     (tmp_path / "checkpoints").symlink_to(tmp_path)
     with pytest.raises(DataError, match="checkpoints is a link, which is not followed") as refused:
         checkpoint_folder(tmp_path, 42, steps=30)
-    assert execute.current().shared_error is refused.value
-    execute.current().shared_error = None
+    assert training.current().shared_error is refused.value
+    training.current().shared_error = None
 
 
 @dataclass
@@ -82,13 +82,13 @@ class Log:
 def seed_training(
     run: Run, trial: Weights, *, contract: Any = None, allow: tuple[str, ...] = (), log: Any = None
 ) -> SeedTraining:
-    job = SimpleNamespace(
-        run=run, report=SimpleNamespace(live=False), stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
+    whole = SimpleNamespace(
+        record=run, report=SimpleNamespace(live=False), stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
         workload=SimpleNamespace(submission=None), reached=lambda metrics: False, changed=(), start=None,
         prepared=SimpleNamespace(settings=SimpleNamespace(sync=None)),
     )  # fmt: skip
     store = CheckpointStore(folder=run.folder / "checkpoints" / "seed-42", notice=pytest.fail)
-    made = SeedTraining(cast(Any, job), 42, cast(Any, trial), store)
+    made = SeedTraining(cast(Any, whole), 42, cast(Any, trial), store)
     made.contract = contract or {}
     return made
 
@@ -219,7 +219,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_started_over(run: Run, lost: str
     shutil.rmtree(run.folder / "checkpoints")
     if lost != "checkpoints":
         run.remove("progress.json")
-    _start(run)
+    note_start(run)
     with pytest.raises(DataError, match="all checkpoints of this training are missing") as refused:
         seed_training(run, Weights()).restore()
     assert refused.value.fix == "restore the folder from a backup, or start a new run"
@@ -227,9 +227,9 @@ def test_a_run_that_lost_its_checkpoints_is_not_started_over(run: Run, lost: str
 
 
 def test_a_run_killed_before_its_first_save_starts_over(run: Run) -> None:
-    _start(run)
+    note_start(run)
     run.event("step", seed=42, step=1, loss=0.5)
-    _start(run)
+    note_start(run)
     assert seed_training(run, Weights()).restore() == Position()
 
 
@@ -264,7 +264,7 @@ def test_a_damaged_best_checkpoint_is_mentioned(run: Run) -> None:
 def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     made = seed_training(run, Weights())
     made.store.background = True
-    made.job.stop.received = 15
+    made.whole.stop.received = 15
     made.save(Position(0, 1, 1), best=False)
     assert "the state is saved" in made.stopped(Position(0, 1, 1)).what
     assert [path.name for path in made.store.saved()] == ["step-00000001"]
@@ -280,7 +280,7 @@ def test_a_stop_waits_for_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_writing_in_the_background_wants_room_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(training, "available_bytes", lambda: 4 << 30)
     whole, more = (torch.empty(size, dtype=torch.uint8, device="meta") for size in (1 << 30, (1 << 30) + 1))
     assert in_background(TrainConfig(), whole)
     assert not in_background(TrainConfig(checkpoint_background="off"), whole)

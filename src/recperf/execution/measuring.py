@@ -42,10 +42,9 @@ from ..measure.profile_records import (
 from ..measure.records import Advice, Experiment, Observed, ObservedSteps
 from ..measure.trace.analyse import analyse
 from ..measure.trace.records import StepTables
-from ..runs.record import MEASURED, profile_of
+from ..runs.record import MEASURED, Run, profile_of
 from ..units import too_wide, wide_range
 from .clocked_steps import ClockedSteps, TrainingSteps, endless
-from .training import Job
 from .workload import Prepared, Trial
 
 STEPS = 48
@@ -66,15 +65,16 @@ CONFIRM_SECONDS = 2.0
 """Time limit of the experiments at the end of a run."""
 
 
-def measure_run(job: Job, trial: Trial | None, peaks: Peaks | None) -> None:
+def measure_run(
+    run: Run, prepared: Prepared, trial: Trial | None, peaks: Peaks | None, notice: Callable[[str], None]
+) -> None:
     """Write profile.json, the ceilings of the machine, and pair.json where the workload has a matched pair; nothing
     where an earlier process of the run did so."""
-    run, prepared, notice = job.run, job.prepared, job.report.notice
     if profile_of(run) is not None:
         return
     if peaks is not None:
         require_threads(peaks, notice)
-    trial = trial or prepared.trial(job.config.seed)
+    trial = trial or prepared.trial(prepared.config.seed)
     profile, pair, _ = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
     if current().choose(True, several=False):
         profile.advice = advise(prepared, profile, peaks)[1]

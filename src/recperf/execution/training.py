@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..distributed.ranks import current
-from ..errors import ConfigError, DataError, RecperfError
+from ..errors import ConfigError, DataError, MachineError, RecperfError
+from ..files import draft_of, require_short
+from ..folders import require_own_folders
 from ..jsonfile import as_json, require
-from ..machine import out_of_memory
+from ..machine import available_bytes, out_of_memory
+from ..models.tiers.columns import table_columns
 from ..ops import choice
-from ..runs.record import Run
 from ..runs.result import Change
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
-from ..stop import StopFlag, name_of
+from ..stop import name_of
 from ..train import checkpoint_folder as folders
-from ..train.checkpoint import CheckpointStore, shape_mismatch
-from ..train.config import VALIDATION, leading, merit
+from ..train.checkpoint import CheckpointStore, shape_mismatch, tensor_bytes
+from ..train.config import VALIDATION, TrainConfig, leading, merit
 from ..train.loop import Position, train
 from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
-from .workload import Predictions, Prepared, Trial, Workload, load
+from ..units import size
+from .workload import Predictions, Prepared, Reporter, Trial, Workload, load
 
 if TYPE_CHECKING:
     from ..runs.loggers import Curves
     from ..runs.mlperf.log import MLPerfLog
+    from ..runs.record import Run
+    from ..stop import StopFlag
+    from .quality import Assessment
     from .starting import Start
     from .submission import Submission
 
@@ -36,55 +43,41 @@ SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
 """Metrics that the terminal shows of an evaluation."""
 
 
-class Reporter(Protocol):
-    """Shows progress: a terminal, or nothing."""
-
-    def notice(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def trial(self, seed: int, total_steps: int, done: int) -> None: ...
-
-    def step(self, step: int, loss: float, samples: int) -> None: ...
-
-    def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What the trainings of a run, one per seed, have in common."""
+class RunOfSeeds(Protocol):
+    """What the training with one seed reads of its run: `execution.run.TrainingRun`."""
 
     workload: Workload
     config: Any
     prepared: Prepared
-    run: Run
+    record: Run
     stop: StopFlag
     report: Reporter
-    reached: Callable[[dict[str, float]], bool]
-    """Whether metrics are good enough to end a training."""
-    log: MLPerfLog | None = None
-    curves: Curves | None = None
-    allow: tuple[str, ...] = ()
-    """Config fields that may differ from those the run was started with."""
-    changed: tuple[Change, ...] = ()
-    """Config fields that do differ, for seeds that have no checkpoint."""
-    trained: Callable[[int, Trial, Predictions], None] = lambda seed, trial, predictions: None
-    """Receives the last predictions of a trained seed."""
+    assessment: Assessment
+    log: MLPerfLog | None
+    curves: Curves | None
+    allow: tuple[str, ...]
+    changed: tuple[Change, ...]
+
+    @property
+    def reached(self) -> Callable[[dict[str, float]], bool]: ...
 
 
 class SeedTraining:
     """One training: logged, evaluated, saved, stopped and resumed."""
 
-    def __init__(self, job: Job, seed: int, trial: Trial, store: CheckpointStore, start: Start | None = None) -> None:
-        self.job, self.seed, self.trial, self.store, self.start = job, seed, trial, store, start
-        self.run, self.report = job.run, job.report
-        self.contract = {**recorded_fields(job.config), RANKS: current().size}
+    def __init__(
+        self, whole: RunOfSeeds, seed: int, trial: Trial, store: CheckpointStore, start: Start | None = None
+    ) -> None:
+        """Without a checkpoint the training begins with the weights of another run where there is a `start`."""
+        self.whole, self.seed, self.trial, self.store, self.start = whole, seed, trial, store, start
+        self.run, self.report = whole.record, whole.report
+        self.contract = {**recorded_fields(whole.config), RANKS: current().size}
         """The config fields that a checkpoint is bound to, and free ones whose changes are logged."""
         self.submission: Submission | None = None
-        if job.log and job.workload.submission:
-            self.submission = load(job.workload.submission)(trial, seed, job.log)
+        if whole.log and whole.workload.submission:
+            self.submission = load(whole.workload.submission)(trial, seed, whole.log)
         self.evaluator = Evaluator(
-            recipe=trial.recipe, score=self._score, emit=self.emit, seed=seed, enough=job.reached, log=self.submission
+            recipe=trial.recipe, score=self._score, emit=self.emit, seed=seed, enough=whole.reached, log=self.submission
         )
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
@@ -104,9 +97,9 @@ class SeedTraining:
         if start.step:
             self.report.notice(f"seed {seed} resumes at step {start.step} of {recipe.steps}")
         self.report.trial(seed, recipe.steps, start.step)
-        if self.job.curves:
-            self.job.curves.begin(self.run, seed, start.step)
-        reasons = self.job.prepared.settings.reasons
+        if self.whole.curves:
+            self.whole.curves.begin(self.run, seed, start.step)
+        reasons = self.whole.prepared.settings.reasons
         graph = reasons.get("graph")
         if not self.evaluator.met:
             watchers = self._watchers(recipe.steps - start.step)
@@ -123,11 +116,11 @@ class SeedTraining:
             self.submission.stop(last["step"], last["metrics"])
         early = last["step"] if last["step"] < recipe.steps else None
         if early is not None:
-            why = "reached the target" if self.job.reached(last["metrics"]) else "validation no longer improved"
+            why = "reached the target" if self.whole.reached(last["metrics"]) else "validation no longer improved"
             self._notice(f"seed {seed} stopped at step {early} of {recipe.steps}: {why}")
         if chosen is not last:
             self._return_to(chosen, start)
-        self.job.trained(seed, self.trial, self._last_predictions(chosen["step"], start))
+        self.whole.assessment.trained(seed, self.trial, self._last_predictions(chosen["step"], start))
         best = max(self.evaluator.history, key=lambda entry: merit(entry["metrics"]))
         return {"seed": seed, "metrics": chosen["metrics"], "best": best, "stopped_early": early}
 
@@ -155,8 +148,8 @@ class SeedTraining:
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.run.event(kind, **fields)
-        if self.job.curves:
-            self.job.curves.event(kind, fields)
+        if self.whole.curves:
+            self.whole.curves.event(kind, fields)
         if kind == "metric":
             shown = {name: fields[name] for name in SHOWN if name in fields}
             self.report.metric(fields["step"], fields["epoch"], shown)
@@ -164,7 +157,7 @@ class SeedTraining:
             self.submission.loss(fields["step"], fields["loss"])
 
     def _score(self, at: Position) -> dict[str, float]:
-        with self.job.stop.interruptible():
+        with self.whole.stop.interruptible():
             # First, since a model may be completed by what these rows say.
             validation_loss = self.trial.recipe.validation_loss
             chosen_by = {} if validation_loss is None else {VALIDATION: validation_loss()}
@@ -174,7 +167,7 @@ class SeedTraining:
 
     def _watchers(self, steps: int) -> Watchers:
         """What watches the steps that are left."""
-        recipe, settings, world = self.trial.recipe, self.job.config.train, current()
+        recipe, settings, world = self.trial.recipe, self.whole.config.train, current()
         self.minutes = Minutes(settings.checkpoint_minutes, notice=self._notice)
         minutes_due = world.decide_on_leader(self.minutes)
         # A training of few steps has more norms. On a CPU that of a small model takes up to a tenth of its step.
@@ -183,13 +176,13 @@ class SeedTraining:
             recipe=recipe,
             losses=LossLog(emit=self.emit, seed=self.seed, norm_every=norm_every, rate=recipe.learning_rate),
             timer=StepTimer(
-                emit=self.emit, seed=self.seed, expected=steps, sync=self.job.prepared.settings.sync,
+                emit=self.emit, seed=self.seed, expected=steps, sync=self.whole.prepared.settings.sync,
                 alone=world.choose(True, several=False),
             ),
             evaluator=self.evaluator,
             save=self.save,
             progress=lambda position, loss, samples: self.report.step(position.step, loss, samples),
-            should_stop=lambda: self.job.stop.received is not None,
+            should_stop=lambda: self.whole.stop.received is not None,
             stopped=self.stopped,
             evaluate_due=either(every(settings.evaluate_steps), recipe.evaluate_after),
             save_due=either(every(settings.checkpoint_steps), recipe.save_after, minutes_due),
@@ -203,24 +196,24 @@ class SeedTraining:
         saved = self.store.load(into={"trial": self._into})
         if saved is None:
             self.run.forget_events(self.seed)
-            if self.job.log:
-                self.job.log.rewind(None)
-            self._log_changes(self.job.changed, 0)
+            if self.whole.log:
+                self.whole.log.rewind(None)
+            self._log_changes(self.whole.changed, 0)
             if self.start:
                 self.start.load(self._into["model"])
             return Position()
         step, operators = saved["position"]["step"], saved["contract"].get(OPERATORS)
         changed, bound = self._changes(saved["contract"])
         where: dict[str, object] = {"run": self.run.folder, "checkpoint": f"step {step}"}
-        require_allowed(bound, self.job.allow, where)
+        require_allowed(bound, self.whole.allow, where)
         replaced = current().all_gather(choice.replaced(operators or {}))
-        changed += operator_changes(operators, replaced, self.job.allow, where)
+        changed += operator_changes(operators, replaced, self.whole.allow, where)
         if not any(change.field.startswith("data.") for change in bound):
             self._require_baselines(saved["baselines"])
         self.evaluator.history.extend(saved["history"])
         self.run.rewind_events(saved["event_bytes"], step=step)
-        if self.job.log:
-            self.job.log.rewind(saved["mlperf"])
+        if self.whole.log:
+            self.whole.log.rewind(saved["mlperf"])
         self._log_changes(changed, step)
         return Position(**saved["position"])
 
@@ -240,7 +233,7 @@ class SeedTraining:
                 fix="restore the file, remove this checkpoint to continue from an older one, or start a new run",
             )
         _, bound = self._changes(saved["contract"])
-        if any(change.field not in self.job.allow for change in bound):
+        if any(change.field not in self.whole.allow for change in bound):
             # `restore` names them.
             return
         if not bound:
@@ -284,7 +277,7 @@ class SeedTraining:
         epoch, batch, step = position["epoch"], position["batch"], position["step"]
         batches, steps = len(self.trial.recipe.order), self.trial.recipe.steps
         # After an allowed change, epochs before it may have had more or fewer batches.
-        counted = self.job.allow or (step <= steps and epoch * batches + batch == step)
+        counted = self.whole.allow or (step <= steps and epoch * batches + batch == step)
         if batch > batches or not counted:
             raise folders.Damaged(
                 f"its position {position} is outside the training: {steps} steps, {batches} batches an epoch"
@@ -343,7 +336,7 @@ class SeedTraining:
             "baselines": self.run.digest("baselines.json"),
             "event_bytes": self.run.event_bytes,
             "event_digest": self.run.event_digest(),
-            "mlperf": self.job.log.state() if self.job.log else None,
+            "mlperf": self.whole.log.state() if self.whole.log else None,
             "seed": self.seed,
         }
         with self.minutes.saving():
@@ -352,9 +345,66 @@ class SeedTraining:
     def stopped(self, position: Position) -> RecperfError:
         # The message says that the state is saved, so it must be on disk.
         self.store.wait()
-        text = f"stopped by {name_of(self.job.stop.received)} at step {position.step}"
+        text = f"stopped by {name_of(self.whole.stop.received)} at step {position.step}"
         self.run.event("notice", seed=self.seed, text=text)
-        return self.job.stop.error(
+        return self.whole.stop.error(
             f" at step {position.step} of {self.trial.recipe.steps}; the state is saved",
             f"recperf run --resume {self.run.folder}{current().resume_options()}",
         )
+
+
+LARGE = 1 << 30
+"""Bytes of a checkpoint from which on its size is announced."""
+
+
+def in_background(config: TrainConfig, state: Any) -> bool:
+    """Whether checkpoints are written while training goes on: that takes a copy of the state in memory.
+
+    `auto` wants room for four, since the system needs memory for the files too. It copies no tables in files, which are
+    there because memory is limited.
+    """
+    if config.checkpoint_background != "auto":
+        return config.checkpoint_background == "on"
+    return not any(one.in_files for one in table_columns(state)) and 4 * tensor_bytes(state) <= available_bytes()
+
+
+def checkpoint_folder(run: Path, seed: int, steps: int) -> Path:
+    """The folder of a seed's checkpoints; it may not be a link, nor the path of a file there, the longest that a run
+    writes, be too long."""
+    world = current()
+    try:
+        folder = require_own_folders(run, "checkpoints", f"seed-{seed}")
+        require_short(draft_of(folder / folders.name_of(steps)) / f"rank{world.size - 1}-00000.safetensors")
+    except RecperfError as error:
+        if isinstance(error, MachineError):
+            error.where = {"run": str(run)}
+        world.shared_error = error
+        raise
+    return folder
+
+
+def require_room(run: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> None:
+    """Refuse to train if the checkpoint at the end does not fit on the disk; say the size of a large one."""
+    world = current()
+    needed = int(world.total(tensor_bytes(trial.state())))
+    free = world.on_leader(lambda: disk_usage(run).free)
+    if needed > free and (config.checkpoint_end or config.checkpoint_epochs):
+        world.shared_error = error = MachineError(
+            f"a checkpoint takes {size(needed)} of disk; {size(free)} are free",
+            where={"run": run},
+            fix="free some space, --run-dir on another disk, or --train.no-checkpoint-end --train.no-checkpoint-epochs",
+        )
+        raise error
+    if needed >= LARGE:
+        notice(f"each checkpoint takes {size(needed)} of disk")
+
+
+def open_store(folder: Path, trial: Trial, config: TrainConfig, notice: Callable[[str], None]) -> CheckpointStore:
+    """The checkpoints of a trial, as its config wants them kept. Only a single process writes in the background."""
+    world = current()
+    if world.size == 1:
+        background = in_background(config, trial.state())
+        return CheckpointStore(folder=folder, notice=notice, keep_last=config.keep_last, background=background)
+    from ..distributed.checkpoint import RankStore
+
+    return RankStore(folder=folder, notice=notice, keep_last=config.keep_last, world=world)

@@ -174,6 +174,25 @@ class RankedTargets:
         return {name: float(gain_N.mean()) for name, gain_N in self.gains(ranks_N).items()}
 
 
+class Reporter(Protocol):
+    """Shows progress: a terminal, or nothing."""
+
+    def notice(self, text: str) -> None: ...
+
+    def say(self, text: str = "") -> None: ...
+
+    def detail(self, text: str) -> None: ...
+
+    def trial(self, seed: int, total_steps: int, done: int) -> None: ...
+
+    def step(self, step: int, loss: float, samples: int) -> None: ...
+
+    def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None: ...
+
+    def close(self) -> None:
+        """Remove the progress from the terminal."""
+
+
 class Trial(Protocol):
     """One training with one seed."""
 
