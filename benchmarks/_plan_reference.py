@@ -15,11 +15,11 @@ from typing import Any, Literal
 from recperf.measure.cost import FLOAT, Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
-from recperf.plan import target
-from recperf.plan.devices import GB, KNOWN, TERA, Attention, Device, Efficiency, KnownRates
-from recperf.plan.predict import Prediction, error_band, predict
-from recperf.plan.sharding import Parallelism
-from recperf.plan.work import PlannedWorkload, Spread, Work
+from recperf.planning import target
+from recperf.planning.devices import GB, KNOWN, TERA, Attention, Device, Efficiency, KnownRates
+from recperf.planning.predict import Prediction, error_band, predict
+from recperf.planning.sharding import Parallelism
+from recperf.planning.work import PlannedWorkload, Spread, Work
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import PUBLISHED_STALLS, batch_lengths, planned
 

@@ -23,7 +23,7 @@ from _clock import wait
 from _rows import record, row
 from recperf.execution.clocked_steps import endless
 from recperf.execution.workload import Prepared, Workload
-from recperf.plan.calibrate import call_seconds
+from recperf.planning.calibrate import call_seconds
 from recperf.train.config import PLAIN
 from recperf.train.device import applied
 from recperf.train.graph import GraphStep

@@ -46,12 +46,12 @@ from _rows import RESULTS, record, row, show
 from recperf.measure.cost import Cost
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import DLRMv4Config
-from recperf.plan.calibrate import Calibration
-from recperf.plan.devices import KNOWN, NETWORKS, Device, all_reduce
-from recperf.plan.link import Link
-from recperf.plan.predict import error_band, part_seconds, predict
-from recperf.plan.sharding import Parallelism
-from recperf.plan.work import PlannedWorkload, Work
+from recperf.planning.calibrate import Calibration
+from recperf.planning.devices import KNOWN, NETWORKS, Device, all_reduce
+from recperf.planning.link import Link
+from recperf.planning.predict import error_band, part_seconds, predict
+from recperf.planning.sharding import Parallelism
+from recperf.planning.work import PlannedWorkload, Work
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import gpu
 from recperf.workloads.dlrm_v4.plan import planned

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from _rows import record, row, show
-from recperf.plan import link
+from recperf.planning import link
 
 NAME = "rank_messages"
 QUICK = ("--no-peaks", "--no-report", "--no-confirm")

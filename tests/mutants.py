@@ -40,14 +40,14 @@ from mutation_sites import Site, Sites
 ROOT = Path(__file__).parents[1]
 FILES = (
     *(f"runs/{name}.py" for name in ("derive", "compare", "contract", "evidence")),
-    "plan/*.py",
+    "planning/*.py",
     *(f"measure/{name}.py" for name in ("limits", "attribution", "evidence", "advice", "advice_rules", "experiments")),
     *(f"train/{name}.py" for name in ("metrics", "ranking", "next_item", "baselines")),
 )
 """The files that hold formulas, below the package."""
 ELSEWHERE = {
     "runs": ["tests/train/test_metrics.py"],
-    "plan": ["tests/cli/test_plan.py"],
+    "planning": ["tests/cli/test_plan.py"],
     "measure": ["tests/evidence"],
 }
 """Tests of a room's formulas outside the tests of the room; what does not exist is left out."""

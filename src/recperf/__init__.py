@@ -1,8 +1,9 @@
 """recperf trains recommendation models, measures them and explains what limits them.
 
     report = recperf.profile(step, batches=loader, model=model)
-    run = recperf.open("runs/...")
-    scores = run.score(frame)
+    shop = recperf.dataset(frame, user="customer", item="product", time="when")
+    run = recperf.run("hstu", shop, train={"epochs": 3})
+    top = run.recommend(["anna", "ben"], k=10)
 
 Importing this imports nothing else: torch is loaded when a name is used.
 """
@@ -15,16 +16,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .api import bench, compare, dataset, plan, run
     from .execution.step_profile import Profiler, profile
     from .runs.step_report import Report, load
     from .workloads.opened import OpenRun
 
     open = OpenRun
 
-# Without `open`: a star import must not replace the builtin function.
-__all__ = ["OpenRun", "Profiler", "Report", "__version__", "load", "profile"]
-
 _PLACES = {
+    **dict.fromkeys(("bench", "compare", "dataset", "plan", "run"), "api"),
     "profile": "execution.step_profile",
     "Profiler": "execution.step_profile",
     "load": "runs.step_report",
@@ -32,6 +32,10 @@ _PLACES = {
     "OpenRun": "workloads.opened",
     "open": "workloads.opened",
 }
+# Without `open`: a star import must not replace the builtin function.
+__all__ = [
+    "OpenRun", "Profiler", "Report", "__version__", "bench", "compare", "dataset", "load", "plan", "profile", "run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

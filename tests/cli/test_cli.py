@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from recperf.cli import main
-from recperf.cli.terminal import table
 from recperf.data import movielens_like
 from recperf.data.movielens import MovieLens
 from recperf.data.movielens_like import generate
 from recperf.stop import FLAG
+from recperf.terminal import table
 
 Call = Callable[..., tuple[int, str, str]]
 QUICK = ["run", "micro-dlrm", "--data.source", "embedded", "--train.epochs", "1", "--target.beat", "none"]

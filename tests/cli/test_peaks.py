@@ -9,9 +9,9 @@ import pytest
 
 from recperf.cli import peaks as cli
 from recperf.cli import terminal as terminal_room
-from recperf.cli.terminal import Terminal
 from recperf.measure import peaks
 from recperf.measure.peaks import sampling
+from recperf.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)

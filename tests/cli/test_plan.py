@@ -15,8 +15,8 @@ from msgspec import convert
 from recperf import places
 from recperf.cli import run
 from recperf.cli.options import choose, read_options
-from recperf.plan.report import report_of
-from recperf.plan.summary import Plan
+from recperf.planning.report import report_of
+from recperf.planning.summary import Plan
 from recperf.runs.report.blocks import render
 
 Call = Callable[..., tuple[int, str, str]]

@@ -15,10 +15,10 @@ from recperf.distributed.rank_tables import ON_DEVICE
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.sharding import require_possible, require_room
 from recperf.errors import ConfigError, MachineError
-from recperf.plan.devices import KNOWN
-from recperf.plan.memory import rank_demand
-from recperf.plan.predict import predict
-from recperf.plan.sharding import Parallelism
+from recperf.planning.devices import KNOWN
+from recperf.planning.memory import rank_demand
+from recperf.planning.predict import predict
+from recperf.planning.sharding import Parallelism
 from recperf.workloads import find
 from recperf.workloads.dlrm.config import criteo_kaggle, experiment
 from recperf.workloads.dlrm_v4.config import laptop, mlperf

@@ -77,7 +77,7 @@ LONG = {
     r"--ranks|^torchrun --nproc": "starts processes, seconds each",
     r"--try-fixes": "measures every fix",
     r"^run$|--data mine$|^profile --script train.py$": "the tutorial runs them",
-    r"plan .*--calibrate": "measures ranks, half a minute; tests/plan/test_calibrate.py has its parts",
+    r"plan .*--calibrate": "measures ranks, half a minute; tests/planning/test_calibrate.py has its parts",
 }
 """Commands of README that are only read there; another page has them too."""
 

@@ -210,7 +210,7 @@ def test_a_killed_rank_ends_the_other_and_the_run_resumes(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_link_that_a_plan_is_calibrated_with_is_measured(device: str, start: Start) -> None:
-    first, second = start("two", job="recperf.plan.link.between", device=device).results()
+    first, second = start("two", job="recperf.planning.link.between", device=device).results()
     assert first.backend == second.backend == {"cuda": "nccl", "cpu": "gloo"}[device]
     # No message between processes arrives within 100 ns or takes a second, and no memory is faster than 100 TB/s.
     assert 1e-7 < first.latency_s < 1

@@ -10,8 +10,8 @@ import traceback
 from ..errors import MachineError, RecperfError, UsageError, closest
 from ..machine import memory_error, out_of_memory
 from ..stop import FLAG
+from ..terminal import outputs, print_error, print_text
 from ..version import __version__
-from .terminal import outputs, print_error, print_text
 
 COMMANDS = {
     "show": "list the workloads, or show config, parameters, FLOPs, bytes and memory of one without running it",

@@ -17,10 +17,10 @@ from ..runs.contract import Claim, Evidence, Finding, JudgedClaim, check_run
 from ..runs.evidence import SEAL
 from ..runs.record import PROFILE_MARK, hold
 from ..runs.report.formats import printable
+from ..terminal import Terminal, conclude, table
 from ..units import size
 from ..workloads import find, names
 from .parse import OutputOptions, parse
-from .terminal import Terminal, conclude, table
 
 DESCRIPTION = """Recompute, from the files of a run, every claim that its workload makes.
 A claim fails if its evidence is missing, was changed or belongs to another run. A claim about speed is not judged if

@@ -14,8 +14,8 @@ from ..runs.compare import Comparison, compare, parse_gate
 from ..runs.report.blocks import render, render_block
 from ..runs.report.formats import component, time
 from ..runs.sides import load
+from ..terminal import conclude, print_text
 from .parse import JsonOption, VerboseOption, parse
-from .terminal import conclude, print_text
 
 DESCRIPTION = """Show what changed from one run, profile or trace to another: of runs config and quality, and of all
 what got slower or faster, by part of the step, operator and kernel. A difference in time counts only if the ranges from

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ..errors import MachineError, RecperfError
 from ..places import dataset_folder, home
+from ..terminal import print_json, print_text
 from ..units import size
 from . import REQUIRED
 from .parse import SWITCHES, JsonOption, help_text, unknown_option
-from .terminal import print_json, print_text
 
 DESCRIPTION = "Check this machine and print the command that fixes each problem."
 Options = JsonOption

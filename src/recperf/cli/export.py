@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..terminal import Terminal, print_json
 from .parse import parse
 from .score import ModelOptions, open_run
-from .terminal import Terminal, print_json
 
 DESCRIPTION = """Write the model of a run as files that need no recperf: each table as Parquet with your own ids, the
 dense part as safetensors and as a torch.export program for any number of samples, an example, and a description of the

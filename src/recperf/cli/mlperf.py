@@ -10,8 +10,8 @@ import tyro
 
 from ..errors import GateFailed, UsageError
 from ..runs.mlperf.check import RULESET, LogVerdict, logs_in, verdict
+from ..terminal import conclude, print_text
 from .parse import JsonOption, choose_action, parse
-from .terminal import conclude, print_text
 
 ACTIONS = {
     "check": f"check logs against ruleset {RULESET} with the official checker",

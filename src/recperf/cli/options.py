@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 
-from ..errors import DataError, UsageError, closest, did_you_mean
-from ..train.config import StartConfig
-from ..workloads import able, find
+from ..errors import UsageError
+from ..workloads import choice as choices
+from ..workloads import find
+from ..workloads.choice import DEFAULT, resolved
 from .parse import OutputOptions, VerboseOption, parse
-
-if TYPE_CHECKING:
-    from ..data import datasets
-    from ..execution.workload import Workload
 
 C = TypeVar("C")
 """The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
 T = TypeVar("T", bound="WorkloadOptions[Any]")
-DEFAULT = "micro-dlrm"
 SOURCES = ("--preset", "--config", "--resume", "--data")
 START = "--start-from"
 
@@ -80,34 +76,15 @@ def read_options(
         description=description,
         default=kind(values=choice.config),
     )
-    _require_data(options.values, choice.workload.name)
-    return replace(options, values=choice.workload.resolve(options.values))
+    return replace(options, values=resolved(choice, options.values))
 
 
-def _require_data(config: Any, workload: str) -> None:
-    """Refuse a path that does not exist but is the name of a dataset."""
-    path = getattr(getattr(config, "data", None), "path", None)
-    if path is None or len(Path(path).parts) != 1 or Path(path).exists():
-        return
-    from ..data import datasets
+@dataclass(frozen=True, kw_only=True)
+class Choice(choices.Choice):
+    """What a command line names, and its other arguments."""
 
-    name = closest(str(path), datasets.names())
-    if name is not None:
-        raise DataError(
-            f"data.path is {str(path)!r}, which does not exist; datasets are named with --data",
-            fix=f"recperf run {workload} --data {name}",
-        )
-
-
-@dataclass(frozen=True)
-class Choice:
-    workload: Workload
-    config: Any
-    resume: Path | None
     rest: list[str]
     """The remaining arguments: overrides and options."""
-    preset: str | None = None
-    """The named preset, or the workload's default; None for a saved config."""
     sources: tuple[str, ...] = ()
     """The options that name this config: --preset or --config, and --data."""
 
@@ -115,68 +92,18 @@ class Choice:
 def choose(
     arguments: list[str], *, default: str = DEFAULT, planning: bool = False, known: tuple[str, ...] = SOURCES
 ) -> Choice:
-    """Take the workload and --preset, --config or --resume out of a command line, and read the config they name. For
-    planning, a workload without any of them starts from the preset that it names for plans."""
+    """Take the workload and --preset, --config or --resume out of a command line, and read the config they name."""
     name, sources, rest = _split(arguments, known)
-    named = tuple(word for flag, value in sources.items() if flag != "--preset" for word in (flag, value))
     data = None
-    if "--data" in sources and "--resume" not in sources:
+    if "--data" in sources:
         from ..data import datasets
 
-        data = datasets.find(sources.pop("--data"))
-        # Where no workload is named: one made for the kind of data.
-        default = next(iter(able(data.kind)), default)
-    if START in sources and data is None:
-        raise UsageError(
-            f"{START} needs --data: the data to go on with", fix="recperf run --resume goes on with the same"
-        )
-    if len(sources) > 1:
-        raise UsageError(f"{' and '.join(sources)} exclude each other")
-    choice = _read(name, sources, rest, default, planning and data is None)
-    named = (*(("--preset", choice.preset) if choice.preset else ()), *named)
-    return replace(choice, config=choice.config if data is None else _on(data, choice), sources=named)
-
-
-def _on(data: datasets.Dataset, choice: Choice) -> Any:
-    """The config of a choice for a dataset."""
-    workload = choice.workload
-    if data.kind in workload.datasets:
-        return workload.datasets[data.kind](choice.config, data)
-    others = able(data.kind)
-    log = data.folder / "u.data" if data.kind == "movielens" and data.folder is not None else None
-    if log is not None and "events" in workload.datasets:
-        fix = f"recperf data import {log} --user 1 --item 2 --rating 3 --time 4 --name NAME, then --data NAME"
-    else:
-        fix = f"recperf run {others[0]} --data {data.name}" if others else "recperf data list"
-    can = f"these can: {', '.join(others)}" if others else "no workload can"
-    raise UsageError(f"{workload.name} cannot train on {data.name}, which is a dataset of {data.kind}; {can}", fix=fix)
-
-
-def _read(name: str | None, sources: dict[str, str], rest: list[str], default: str, planning: bool) -> Choice:
-    """The config that a preset or a saved file names."""
-    saved = next((sources[flag] for flag in ("--config", "--resume", START) if flag in sources), None)
-    if saved is None:
-        workload = find(name or default)
-        planned = workload.plan_preset if planning else None
-        preset = sources.get("--preset") or planned or next(iter(workload.presets))
-        if preset not in workload.presets:
-            raise UsageError(
-                f"workload {workload.name!r} has no preset {preset!r}{did_you_mean(preset, workload.presets)}",
-                where={"known": ", ".join(workload.presets)},
-            )
-        return Choice(workload, workload.presets[preset](), None, rest, preset)
-    path = Path(saved)
-    if "--config" not in sources and not path.is_dir():
-        flag = next(iter(sources))
-        raise DataError("there is no such run", where={"folder": path}, fix=f"recperf run {flag} runs/<name>")
-    from ..workloads.opened import read_saved
-
-    workload, config = read_saved(path)
-    if name and name != workload.name:
-        raise UsageError(f"the config is for workload {workload.name!r}, not {name!r}", where={"file": path})
-    if START in sources:
-        config = replace(config, start=StartConfig(run=path))
-    return Choice(workload, config, path if "--resume" in sources else None, rest)
+        data = datasets.find(sources["--data"])
+    values = {flag.lstrip("-").replace("-", "_"): value for flag, value in sources.items() if flag != "--data"}
+    choice = choices.choose(name, **values, data=data, default=default, planning=planning)
+    named = [word for flag, value in sources.items() if flag != "--preset" for word in (flag, value)]
+    preset = ["--preset", choice.preset] if choice.preset else []
+    return Choice(**vars(choice), rest=rest, sources=(*preset, *named))
 
 
 def _split(arguments: list[str], known: tuple[str, ...]) -> tuple[str | None, dict[str, str], list[str]]:

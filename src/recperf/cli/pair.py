@@ -6,8 +6,8 @@ from ..errors import UsageError
 from ..measure import peaks as ceilings
 from ..runs.report.blocks import render_block
 from ..runs.report.run_report import pair_blocks
+from ..terminal import Terminal, print_json
 from .options import WorkloadOptions, choose, read_options
-from .terminal import Terminal, print_json
 
 DESCRIPTION = """Measure the same model with hot and with cold ids. All shapes are equal; only the range of ids differs.
 The ratio of the two shows whether memory limits the step."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import UsageError, closest, did_you_mean
+from ..terminal import print_text
 from ..units import width
-from .terminal import print_text
 
 T = TypeVar("T")
 SWITCHES = {"-h", "--help", "--help-all"}

@@ -10,9 +10,9 @@ from .. import places
 from ..errors import RecperfError
 from ..measure import peaks
 from ..measure.peaks.records import DeviceRates, Knee, PeakFigure, Peaks
+from ..terminal import Terminal, print_json, table
 from ..units import number, size, time
 from .parse import OutputOptions, parse
-from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure the ceilings of this machine and store them under its fingerprint.
 Takes half a minute, up to three minutes beside other work, and some seconds with --quick."""

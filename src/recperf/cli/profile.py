@@ -17,11 +17,11 @@ from ..jsonfile import sealed
 from ..measure.profile_records import Profile
 from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
+from ..terminal import Terminal, page_optional, print_error, print_json
 from . import profile_script, profile_trace
 from .options import C, Choice, WorkloadOptions, choose, read_options
 from .parse import VerboseOption
 from .run import as_rank
-from .terminal import Terminal, page_optional, print_error, print_json
 
 if TYPE_CHECKING:
     from ..execution.profiling import ProfileOptions

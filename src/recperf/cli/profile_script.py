@@ -18,8 +18,8 @@ from ..folders import refuse_foreign
 from ..jsonfile import sealed
 from ..runs.record import PROFILE_MARK, new_folder
 from ..stop import FLAG
+from ..terminal import Terminal, page_optional, print_error, print_json
 from .parse import OutputOptions, VerboseOption, parse
-from .terminal import Terminal, page_optional, print_error, print_json
 
 if TYPE_CHECKING:
     from ..runs.step_report import Report

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..errors import DataError, MachineError
 from ..measure.trace.records import MergedTraces, TraceAnalysis
+from ..terminal import Terminal, print_json
 from ..units import size
 from .parse import OutputOptions, VerboseOption, parse
-from .terminal import Terminal, print_json
 
 DESCRIPTION = """Name what limits the steps of a trace of torch.profiler, with ceilings and advice, and show regions,
 modules, operators, kernels, idle time of the device by cause, copies and collectives. Of a folder with one trace per

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..jsonfile import as_json
+from ..terminal import Terminal, print_json, table
 from ..units import number
 from .parse import ForceOption, parse
 from .score import ModelOptions, open_run
-from .terminal import Terminal, print_json, table
 
 if TYPE_CHECKING:
     from ..execution.recommending import Requests

@@ -12,8 +12,8 @@ from ..errors import UsageError
 from ..measure.profile_records import Profile
 from ..runs.evidence import Evidence, kind_of, read_peaks
 from ..runs.report.blocks import Report, render
+from ..terminal import print_json, print_text
 from .parse import ForceOption, JsonOption, parse
-from .terminal import print_json, print_text
 
 DESCRIPTION = """Write the page of a run, a profile, a trace of torch.profiler, or a folder with one trace per rank: one
 HTML file that works offline. Two runs give one page with their comparison on top."""

@@ -12,9 +12,9 @@ from ..distributed.ranks import Ranks, enter
 from ..errors import GateFailed, UsageError
 from ..jsonfile import as_json
 from ..stop import FLAG
+from ..terminal import Terminal, conclude, page_optional, print_error, print_json
 from .options import SOURCES, START, choose, read_options
 from .options import RunOptions as Options
-from .terminal import Terminal, conclude, page_optional, print_error, print_json
 
 if TYPE_CHECKING:
     from ..execution.run import TrainingRun

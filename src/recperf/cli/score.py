@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from ..errors import UsageError
+from ..terminal import Terminal, print_json
 from ..units import number
 from ..workloads.opened import OpenRun
 from .parse import ForceOption, OutputOptions, parse
-from .terminal import Terminal, print_json
 
 if TYPE_CHECKING:
     from ..execution.scoring import ScoreSummary

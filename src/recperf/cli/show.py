@@ -11,10 +11,10 @@ from ..execution.tables import place_tables
 from ..execution.workload import Estimate, Workload
 from ..machine import available_bytes
 from ..runs.record import CONFIG_SCHEMA
+from ..terminal import print_json, print_text, table
 from ..units import number, size
 from ..workloads import find, names
 from .options import WorkloadOptions, choose, read_options
-from .terminal import print_json, print_text, table
 
 DESCRIPTION = """Show config, parameters, FLOPs, bytes and memory of a workload, counted before anything runs. With
 --json it prints what `recperf run --config` accepts. Without any argument it lists the workloads and their presets."""

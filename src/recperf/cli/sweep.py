@@ -13,8 +13,8 @@ from ..errors import UsageError
 from ..files import write_json, writing
 from ..measure.limits import swept_ms
 from ..runs.report.formats import spread, time
+from ..terminal import Terminal, print_json, table
 from .options import C, Choice, WorkloadOptions, choose, read_options
-from .terminal import Terminal, print_json, table
 
 DESCRIPTION = """Measure steps for several values of a field: --model.dim 64,128,256. Several fields give all
 combinations. Lists of widths use dashes: --model.top 32-16-1,64-32-1."""

@@ -10,8 +10,8 @@ from typing import Annotated
 import tyro
 
 from ..errors import DataError, MachineError
+from ..terminal import print_text
 from .parse import parse
-from .terminal import print_text
 
 DESCRIPTION = """Show all runs of a folder in a browser: quality, speed and limit of each, curves of running ones, the
 page of a run, two runs compared. Reads only, and answers only this computer. Ctrl-C ends it."""

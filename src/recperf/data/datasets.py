@@ -60,6 +60,8 @@ class Dataset:
     """Folder or file of the data; none for data that is generated when it is used."""
     manifest: Path | None = None
     """Description of an imported dataset."""
+    frames: str = ""
+    """The library of the frame that `recperf.dataset` made it of."""
 
     @property
     def rows(self) -> int | None:

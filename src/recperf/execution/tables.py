@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..distributed.config import DistributedConfig
-    from ..plan.work import PlannedWorkload
+    from ..planning.work import PlannedWorkload
 
 
 def place_tables(
@@ -82,7 +82,7 @@ def table_share(planned: PlannedWorkload, options: DistributedConfig, *, on_host
     import numpy as np
 
     from ..distributed.placement import placed_by
-    from ..plan.memory import rank_demand
+    from ..planning.memory import rank_demand
 
     placed = placed_by(options, rank_demand(planned, world.size, options), world.size)
     together = world.local_size if on_host else 1

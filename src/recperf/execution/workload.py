@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..data.datasets import Dataset
     from ..measure.fixes import Fix
     from ..models.tiers.cache import TieredRows
-    from ..plan.work import PlannedWorkload
+    from ..planning.work import PlannedWorkload
     from ..runs.contract import Claim
     from ..train.device import Settings
     from ..train.loop import Position, Recipe

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from ..train.config import leading
 from .compare import Comparison, MetricChange, TimeChange, compare, has_spread
 from .evidence import Evidence
 from .report import charts, page, run_report
 from .report import formats as fmt
-from .report.blocks import Block, Cell, Figure, Report, Section, Table, Text, cells
+from .report.blocks import Block, Cell, Figure, Report, Section, Table, Text, cells, render, render_block
 from .report.charts import in_order
 from .report.formats import NONE, NOT_MEASURED, component, metric, percent
-from .sides import of_run
+from .sides import Side, of_run
 
 CHANGED = 4
 """Fields of the config that a terminal shows."""
@@ -53,6 +56,25 @@ def report(comparison: Comparison) -> Report:
         facts=[fact for fact in _facts(comparison) if fact[1]],
         sections=[section for section in sections if section.blocks],
     )
+
+
+class Compared(Comparison):
+    """A comparison as users of the Python API see it: printed, as a page, and in a notebook."""
+
+    @classmethod
+    def of(cls, old: Side, new: Side) -> Compared:
+        return cls(**asdict(compare(old, new)))
+
+    def __str__(self) -> str:
+        return "\n".join([render(report(self)), *render_block(times(self, ROWS))])
+
+    def page(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the comparison as one HTML file. With `force` it replaces a file that is not a page of recperf."""
+        return page.save(report(self), Path(path), force=force)
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook."""
+        return page.framed(report(self))
 
 
 def summary(comparison: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -360,6 +361,15 @@ class Result(Struct):
     performance: Performance
     data: Data
     provenance: Provenance
+
+    def keys(self) -> Iterator[str]:
+        return iter(self.__struct_fields__)
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a field as result.json has it: `result["quality"]["metrics"]` and `dict(result)` work too."""
+        if name not in self.__struct_fields__:
+            raise KeyError(name)
+        return as_json(getattr(self, name))
 
 
 def checked(result: Result) -> dict[str, Any]:

@@ -56,10 +56,11 @@ class Report(StepProfile):
         return f"<recperf report: {verdict.limit}, {verdict.share:.0%} of the step, {verdict.confidence} confidence>"
 
     def _repr_html_(self) -> str:
-        """The page inside a frame, so that its styles do not reach the notebook."""
-        from html import escape
+        """The page in a notebook."""
+        from .report import page
+        from .report.step_sections import report_of
 
-        return f'<iframe srcdoc="{escape(self.html(), quote=True)}" style="width:100%;height:640px;border:0"></iframe>'
+        return page.framed(report_of(self))
 
     def html(self) -> str:
         from .report import page

@@ -10,7 +10,7 @@ from ..measure.cost import Cost
 from ..models import config as cost
 from ..models.config import DLRMConfig
 from ..ops.table_rules import RULES
-from ..plan.work import CALLS, CALLS_PER_LAYER, PlannedWorkload, Shapes, Table, Work
+from ..planning.work import CALLS, CALLS_PER_LAYER, PlannedWorkload, Shapes, Table, Work
 
 TABLE_PARTS = ("data", "embedding", "embedding_backward", "sparse_update")
 """Parts of a step that the planner counts itself, from the tables."""

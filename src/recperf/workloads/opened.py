@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -14,7 +16,8 @@ from ..execution.workload import Workload
 from ..jsonfile import read, require
 from ..runs.evidence import START
 from ..runs.record import read_config
-from ..runs.result import StartedFrom
+from ..runs.result import SCHEMA, Result, StartedFrom
+from ..runs.schemas import read_file
 from . import find, names
 
 if TYPE_CHECKING:
@@ -44,7 +47,8 @@ class OpenRun:
 
     `checkpoint` is "last", "best" or the name of one; `device` is "auto", "cpu" or "cuda"; `seed` is one of the run's
     seeds, by default the first. Frames are those of pandas or polars, tables of pyarrow, or dicts of arrays; the same
-    kind is returned.
+    kind is returned. For what is no frame, such as a list of users, `frames` names the library: by default that of the
+    frame which `recperf.dataset` was given, else the first that is installed.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class OpenRun:
         device: str = "auto",
         seed: int | None = None,
         notice: Callable[[str], None] | None = None,
+        frames: str = "",
     ) -> None:
         self.folder = Path(folder).expanduser()
         if not self.folder.is_dir():
@@ -64,20 +69,49 @@ class OpenRun:
         self.workload, self.config = read_saved(self.folder)
         self._options: dict[str, Any] = {"checkpoint": checkpoint, "device": device, "seed": seed}
         self._notice = notice
+        self._frames = frames or next((name for name in ("pandas", "polars") if find_spec(name)), "dict")
 
     def __repr__(self) -> str:
         return f"<run of {self.workload.name} in {self.folder}>"
 
     @property
-    def result(self) -> dict[str, Any]:
-        """The content of result.json."""
+    def finished(self) -> bool:
+        """Whether the training has ended; `recperf.run(resume=run.folder)` goes on with one that has not."""
+        return (self.folder / "seal.json").is_file() and (self.folder / "result.json").is_file()
+
+    @property
+    def result(self) -> Result:
+        """The content of result.json, with its fields as attributes."""
         path = self.folder / "result.json"
         if not path.is_file():
             raise DataError(
                 "this run has no result yet", where={"run": self.folder}, fix=f"recperf run --resume {self.folder}"
             )
-        result: dict[str, Any] = read(path)
-        return result
+        return read_file(path, Result, SCHEMA)
+
+    def page(self, path: str | Path | None = None, *, force: bool = False) -> Path:
+        """Write the page of the run, by default report.html in its folder."""
+        from ..runs.report import page
+
+        return page.save(self._report(), Path(path or self.folder / "report.html"), force=force)
+
+    def __str__(self) -> str:
+        """What the command prints of a finished run."""
+        from ..runs.report.blocks import render
+
+        return render(self._report()) if self.finished else repr(self)
+
+    def _repr_html_(self) -> str | None:
+        """The page in a notebook."""
+        from ..runs.report import page
+
+        return page.framed(self._report()) if self.finished else None
+
+    def _report(self) -> Any:
+        from ..runs.evidence import Evidence
+        from ..runs.report import run_report
+
+        return run_report.report(Evidence(self.folder), "r1")
 
     @cached_property
     def model(self) -> TrainedModel:
@@ -92,7 +126,8 @@ class OpenRun:
         They have other names where a feature of the model has one of these.
 
         Ids that the data of the model has never had give a RecperfWarning; if more than half of over 100 rows have one
-        in a column it is an error, unless `allow_unknown`.
+        in a column it is an error, unless `allow_unknown`. For an array, whose fields have the columns' names or whose
+        columns are those that the model needs, in their order, the scores are returned as an array.
         """
         import torch
 
@@ -100,7 +135,7 @@ class OpenRun:
         from ..execution.scoring import columns_of, to_table, whole_batches, with_columns
         from ..execution.serving import score_columns
 
-        given = columns_of(frame)
+        given = columns_of(self._columns_of_array(frame) if is_array(frame) else frame)
         columns, logits = self.model.columns(list(given)), [torch.empty(0)]
         table = to_table(given, columns.values())
         unknown: dict[str, Unknown] = {}
@@ -109,7 +144,18 @@ class OpenRun:
             logits.append(logits_N)
             unknown = add_unknown(unknown, of_block)
         _say_unknown(unknown, len(table), allow_unknown)
+        if is_array(frame):
+            return next(iter(score_columns(torch.cat(logits), columns.values()).values()))
         return with_columns(frame, score_columns(torch.cat(logits), columns.values()))
+
+    def _columns_of_array(self, array: Any) -> dict[str, Any]:
+        if array.dtype.names:
+            return {name: array[name] for name in array.dtype.names}
+        roles = [names[0] for names in self.model.served.roles.values()]
+        if array.ndim != 2 or array.shape[1] != len(roles):
+            what = f"the array has shape {array.shape}; the model needs the columns {', '.join(roles)}"
+            raise UsageError(what, fix="give an array of rows with these columns, or a frame")
+        return dict(zip(roles, array.T))
 
     def recommend(
         self, users: Any, k: int = 10, *, exclude_seen: bool | None = None, allow_unknown: bool = False
@@ -135,7 +181,8 @@ class OpenRun:
         tables = list(recommend(self.model, requests, k, exclude_seen=exclude_seen))
         if not tables:
             raise UsageError("no user is given", fix="recommend([1, 2, 3])")
-        return as_frame(pyarrow().concat_tables(tables), kind_of(users))
+        kind = self._frames if isinstance(users, (list, tuple)) or is_array(users) else kind_of(users)
+        return as_frame(pyarrow().concat_tables(tables), kind)
 
     def export(self, folder: str | Path, *, since: str | Path | None = None) -> dict[str, Any]:
         """Write the model to a new folder as files that need no recperf; returns the content of its manifest.json.
@@ -158,6 +205,12 @@ class OpenRun:
                 raise UsageError(what, fix="--since the run that this one started from")
             earlier = other.model
         return export(self.model, Path(folder), facts, self._notice or notice_once, earlier=earlier)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of numpy, which this does not import."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _say_unknown(unknown: Mapping[str, Unknown], rows: int, allowed: bool) -> None:

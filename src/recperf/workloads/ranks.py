@@ -46,8 +46,8 @@ from ..models.dlrm_v4.inputs import Inputs
 from ..models.dlrm_v4.model import DLRMv4
 from ..models.next_item.model import NextItemHSTU
 from ..models.tiers.columns import stacked
-from ..plan.memory import rank_demand
-from ..plan.work import PlannedWorkload
+from ..planning.memory import rank_demand
+from ..planning.work import PlannedWorkload
 from ..train.feeds import prefetched
 from ..train.loop import Optimizer, Recipe
 from ..train.optim import DenseOptimizer

@@ -14,9 +14,9 @@ from ... import workloads
 from ...data import datasets
 from ...errors import DataError, UsageError, did_you_mean
 from ...jsonfile import as_json
+from ...terminal import Terminal, conclude, print_json, print_text
 from ...units import size
 from ..parse import OutputOptions, choose_action, parse
-from ..terminal import Terminal, conclude, print_json, print_text
 from .output import count_of, print_facts, progress_bars
 
 ACTIONS = {

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ... import places
-from ...data import datasets
+from ...data import importing
 from ...data.click_store.options import ClickOptions
 from ...data.user_files.values import TIME_UNITS
 from ...data.yambda.import_options import ImportOptions
 from ...errors import UsageError
-from ...folders import alone
+from ...terminal import Terminal, print_json
 from ..parse import SWITCHES, OutputOptions, parse
-from ..terminal import Terminal, print_json
 from .output import count_of, print_import, progress_bars
 
 EVENTS = """Import your own events: a log of who took what, and when. FILE comes right after import.
@@ -53,41 +49,11 @@ def import_file(arguments: list[str]) -> int:
         prog="recperf data import",
         description=CLICKS if is_clicks else EVENTS,
     )
-    if options.store is not None:
-        return _import(options, kind, options.store, options.store)
-    name, place = options.name, places.dataset_folder(options.name)
-    datasets.refuse_other_kind(name, kind)
-    existed = place.exists()
-    try:
-        with alone(place, what=f"importing {name}"):
-            # An import of the other kind may have ended just before.
-            datasets.refuse_other_kind(name, kind)
-            return _import(options, kind, name, place / Path(datasets.KINDS[kind].manifest).parent)
-    finally:
-        if not existed:
-            # Of an import that failed nothing is left.
-            with suppress(OSError):
-                place.rmdir()
-
-
-def _import(options: Any, kind: str, name: str | Path, folder: Path) -> int:
-    """Import into a folder, and say what is there; other commands find it by `name`."""
-    is_clicks = kind == "clicks"
+    asked_for = ClickOptions if is_clicks else ImportOptions
+    values = {field.name: getattr(options, field.name) for field in fields(asked_for)}
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    values = {
-        field.name: getattr(options, field.name) for field in fields(ClickOptions if is_clicks else ImportOptions)
-    }
     with progress_bars(terminal, resumable=False) as bar:
-        if is_clicks:
-            from ...data.click_store.imports import make
-
-            facts = make(ClickOptions(**values), folder, reading=bar("reading", "bytes"), rows=bar("writing", "rows"))
-        else:
-            from ...data.yambda.imports import import_dataset
-
-            facts = import_dataset(ImportOptions(**values), folder, progress=bar)
-    model = "dlrm" if is_clicks else "hstu" if options.sequences else "dlrm-v4"
-    facts["next"] = f"recperf run {model} --data {shlex.quote(str(name))}"
+        facts = importing.import_file(asked_for(**values), store=options.store, progress=bar)
     if options.json:
         print_json(facts)
     else:

@@ -8,8 +8,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...stop import FLAG
+from ...terminal import Terminal
 from ...units import number, size
-from ..terminal import Terminal
 
 if TYPE_CHECKING:
     from ...data.user_files.text_rows import SkippedRows

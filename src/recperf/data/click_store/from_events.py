@@ -28,16 +28,30 @@ def clicks_of(dataset: Dataset) -> Dataset:
     from ..yambda.catalogue import events_of
 
     store = events_of(dataset, notice_once)
-    folder = places.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}"
+    names = _names(store)
+    # Scored rows have the columns of the imported file, whose names are no part of the events' digest.
+    own = "".join(f"-{legal_name(names[role])}" for role in names if names[role] != role)
+    folder = places.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}{own}"
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
             if not (folder / MANIFEST).is_file():
                 notice_once(f"converting the events of {store.name} to click rows once, in {folder}")
-                _convert(store, folder)
+                _convert(store, folder, names)
     return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST)
 
 
-def _convert(store: EventStore, folder: Path) -> None:
+def _names(store: EventStore) -> dict[str, str]:
+    """The names that the columns of the user, the item and the time have in the imported file, where these are names
+    and no other column of the rows has them."""
+    columns = store.imported.options.columns if store.imported else {}
+    names = {role: columns.get(role, role) for role in ("user", "item", "time")}
+    taken = {"label", "artist", "album", LIST_ROLE}
+    is_named = all(name and not name.isdigit() and "," not in name for name in names.values())
+    is_free = len({name.lower() for name in names.values()} - taken) == len(names)
+    return names if is_named and is_free else {role: role for role in names}
+
+
+def _convert(store: EventStore, folder: Path, names: dict[str, str]) -> None:
     arrow, by_item, timed = pyarrow(), _groups(store), store.time_order == "time"
     own = {role: arrow.array(own_ids(store, role)) for role in ("user", "item")}
 
@@ -47,12 +61,12 @@ def _convert(store: EventStore, folder: Path) -> None:
         positions = np.flatnonzero(kinds & ANCHORS) + part.start
         items = arrow.array(store.items_at(positions))
         columns = {
-            "user": own["user"].take(arrow.array(store.users_of(positions))),
-            "item": own["item"].take(items),
+            names["user"]: own["user"].take(arrow.array(store.users_of(positions))),
+            names["item"]: own["item"].take(items),
             **{name: values.take(items) for name, values in by_item.items()},
             "label": ((kinds[positions - part.start] & LISTEN_PLUS) > 0).astype(np.int8),
         }
-        return arrow.table(columns | ({"time": store.times_E[positions].astype(np.int64)} if timed else {}))
+        return arrow.table(columns | ({names["time"]: store.times_E[positions].astype(np.int64)} if timed else {}))
 
     make_folder(folder.parent)
     with writing(folder), temporary_folder(".rows-", beside=folder.parent) as draft:
@@ -66,10 +80,10 @@ def _convert(store: EventStore, folder: Path) -> None:
         options = ClickOptions(
             clicks=path,
             label="label",
-            user="user",
-            item="item",
-            time="time" if timed else None,
-            categorical=",".join(["user", "item", *(name for name in by_item if name != LIST_ROLE)]),
+            user=names["user"],
+            item=names["item"],
+            time=names["time"] if timed else None,
+            categorical=",".join([names["user"], names["item"], *(name for name in by_item if name != LIST_ROLE)]),
             multi=LIST_ROLE if LIST_ROLE in by_item else None,
             separator=LIST_MARK,
             name=legal_name(store.name),

@@ -15,7 +15,7 @@ from ..evidence import Evidence
 from ..result import Difference, Interval, Metrics, Result
 from ..schemas import SampledScores, SavedScores
 from . import formats as fmt
-from .blocks import Block, Cell, Report, Section, Table, Text, cells
+from .blocks import Block, Cell, Report, Section, Table, Text, cells, render
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
 from .quality_sections import TONES
 
@@ -64,6 +64,48 @@ class Bench(Struct):
     """How the dataset is stored: events, clicks or movielens."""
     models: list[BenchModel]
     tables: list[BenchTable]
+
+
+class BenchReport(Bench):
+    """A bench as users of the Python API see it: printed, as a frame, as a page, and in a notebook."""
+
+    def __str__(self) -> str:
+        return render(self._report(), verbose=True)
+
+    def frame(self) -> Any:
+        """One row for each model and baseline of each table, as a frame of pandas."""
+        from pandas import DataFrame
+
+        return DataFrame(
+            {
+                "task": table.task,
+                "split": table.split,
+                "name": row.name,
+                "model": row.model is not None,
+                **{name: row.metrics.get(name) for name in table.columns},
+                "standing": row.standing.standing if row.standing else None,
+                "seconds": row.model.seconds if row.model else None,
+                "peak_bytes": row.model.peak_bytes if row.model else None,
+                "run": row.model.run if row.model else None,
+            }
+            for table in self.tables
+            for row in table.rows
+        )
+
+    def page(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the tables as one HTML file. With `force` it replaces a file that is not a page of recperf."""
+        from . import page
+
+        return page.save(self._report(), Path(path), force=force)
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook."""
+        from . import page
+
+        return page.framed(self._report())
+
+    def _report(self) -> Report:
+        return report(self, Path(self.models[0].run).parent if self.models else Path())
 
 
 def bench(data: str, kind: str, models: list[BenchModel]) -> Bench:

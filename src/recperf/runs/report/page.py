@@ -58,6 +58,16 @@ def html_of(report: Report) -> str:
     return render(f"{report.title}: {report.name}" if report.name else report.title, [report])
 
 
+def framed(report: Report) -> str:
+    """The page of a report for a notebook."""
+    return frame_of(html_of(report))
+
+
+def frame_of(page: str) -> str:
+    """A page inside a frame, so that its styles do not reach the notebook."""
+    return f'<iframe srcdoc="{html.escape(page, quote=True)}" style="width:100%;height:640px;border:0"></iframe>'
+
+
 def render(
     title: str,
     reports: list[Report],

@@ -29,7 +29,7 @@ from ...train.config import (
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
-    from ...plan.work import PlannedWorkload
+    from ...planning.work import PlannedWorkload
 
 KAGGLE_ROWS = (
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,

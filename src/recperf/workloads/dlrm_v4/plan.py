@@ -13,7 +13,7 @@ from ...config import within
 from ...measure.cost import Cost
 from ...models.dlrm_v4 import cost, memory
 from ...models.dlrm_v4.config import DLRMv4Config
-from ...plan.work import (
+from ...planning.work import (
     NO_STALLS,
     STARTUP_S,
     Evaluations,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...data.click_store.imported import ImportedClicks
     from ...data.clicks import Clicks
     from ...data.datasets import Dataset
-    from ...plan.work import PlannedWorkload
+    from ...planning.work import PlannedWorkload
     from ...runs.contract import Claim
 
 T = TypeVar("T", bound=Any)

@@ -20,7 +20,7 @@ from ..micro_dlrm import config as micro_dlrm
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
-    from ...plan.work import PlannedWorkload
+    from ...planning.work import PlannedWorkload
     from ...runs.contract import Claim
 
 KNEES = 20

@@ -10,12 +10,12 @@ import pytest
 from toy_plan import PLAIN, WIRES, table, work, workload
 
 from recperf.errors import ConfigError
-from recperf.plan import skew, target
-from recperf.plan.devices import Attention, Efficiency, KnownRates
-from recperf.plan.link import Link
-from recperf.plan.predict import predict
-from recperf.plan.sharding import Parallelism
-from recperf.plan.summary import Question, Setting, plan
+from recperf.planning import skew, target
+from recperf.planning.devices import Attention, Efficiency, KnownRates
+from recperf.planning.link import Link
+from recperf.planning.predict import predict
+from recperf.planning.sharding import Parallelism
+from recperf.planning.summary import Question, Setting, plan
 
 Use = Callable[[float], object]
 

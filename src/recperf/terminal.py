@@ -15,17 +15,17 @@ from contextlib import contextmanager, suppress
 from time import monotonic, thread_time
 from typing import IO, TYPE_CHECKING, Any
 
-from .. import errors
-from ..errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
-from ..files import plain_json
-from ..machine import out_of_memory
-from ..units import time
+from . import errors
+from .errors import Interrupted, MachineError, RecperfError, Stopped, escape_controls
+from .files import plain_json
+from .machine import out_of_memory
+from .units import time
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..runs.report.blocks import Report
+    from .runs.report.blocks import Report
 
 LINE_S = 30.0
 """Seconds between two lines of a training where there is no terminal."""
@@ -142,7 +142,7 @@ def conclude(error: RecperfError | None, report: Any = None) -> int:
 
 def table(rows: list[list[str]]) -> str:
     """Aligned columns, the first to the left and the others to the right; the first row is the header."""
-    from ..runs.report.blocks import columns
+    from .runs.report.blocks import columns
 
     return "\n".join(columns([[escape_controls(cell).replace("\n", "\\n") for cell in row] for row in rows]))
 
@@ -202,13 +202,13 @@ class Terminal:
             self.notice(text)
 
     def show(self, report: Report) -> None:
-        from ..runs.report.blocks import render
+        from .runs.report.blocks import render
 
         self.say(render(report, verbose=self.verbose))
 
     def facts(self, *facts: tuple[str, str]) -> None:
         """Add facts to a report that was shown."""
-        from ..runs.report.blocks import Cell, fact_lines
+        from .runs.report.blocks import Cell, fact_lines
 
         self.say("\n".join(fact_lines([(name, Cell(text)) for name, text in facts])))
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from recperf.plan.memory import Memory
-from recperf.plan.predict import PARTS, Band, PredictedStep
-from recperf.plan.report import report_of, side_by_side, summary
-from recperf.plan.summary import Faster, Plan, PlanAdvice, Point, TablePlace
-from recperf.plan.target import Failures, PlannedTraining, TargetSamples
-from recperf.plan.tiers import PlannedTiers, StoredTables
+from recperf.planning.memory import Memory
+from recperf.planning.predict import PARTS, Band, PredictedStep
+from recperf.planning.report import report_of, side_by_side, summary
+from recperf.planning.summary import Faster, Plan, PlanAdvice, Point, TablePlace
+from recperf.planning.target import Failures, PlannedTraining, TargetSamples
+from recperf.planning.tiers import PlannedTiers, StoredTables
 from recperf.runs.report.blocks import Cell, Figure, Report, Table, Text
 
 MIB = 1 << 20
@@ -121,7 +121,7 @@ def test_every_number_of_ranks_has_a_row() -> None:
 
 def test_bars_are_the_exposed_parts_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr("recperf.plan.report.stacked", lambda bars, unit: drawn.append((bars, unit)))
+    monkeypatch.setattr("recperf.planning.report.stacked", lambda bars, unit: drawn.append((bars, unit)))
     _, figure = blocks(report_of(planned()), "ranks")
     figure.draw()
     ((bars, unit),) = drawn

@@ -11,12 +11,12 @@ from msgspec.structs import replace as changed
 from toy_plan import PLAIN, WIRES, table, work, workload
 
 from recperf.measure.cost import Cost
-from recperf.plan import advice, skew, tiers
-from recperf.plan.devices import STORES, Store
-from recperf.plan.predict import Prediction, predict
-from recperf.plan.sharding import Parallelism
-from recperf.plan.summary import Question, Setting, plan
-from recperf.plan.work import Spread
+from recperf.planning import advice, skew, tiers
+from recperf.planning.devices import STORES, Store
+from recperf.planning.predict import Prediction, predict
+from recperf.planning.sharding import Parallelism
+from recperf.planning.summary import Question, Setting, plan
+from recperf.planning.work import Spread
 
 LARGE = table("large", rows=800_000, ids=1.0, distinct=lambda samples: 1.0)
 """12.8 MB of rows and 3.2 MB of state."""

@@ -7,10 +7,10 @@ import math
 import pytest
 from toy_plan import PLAIN, WIRES, workload
 
-from recperf.plan import target
-from recperf.plan.predict import Band, predict
-from recperf.plan.target import TargetSamples
-from recperf.plan.work import NO_STALLS, STARTUP_S, Evaluations, Spread
+from recperf.planning import target
+from recperf.planning.predict import Band, predict
+from recperf.planning.target import TargetSamples
+from recperf.planning.work import NO_STALLS, STARTUP_S, Evaluations, Spread
 
 PUBLISHED = {100: Spread(1e6, 2e6, 4e6), 400: Spread(2e6, 8e6, 16e6), 1600: Spread(4e6, 8e6, 64e6)}
 EVALUATIONS = Evaluations(samples=950, every=lambda batch: 10 * batch, first=lambda batch: 25 * batch, fixed_s=3.0)

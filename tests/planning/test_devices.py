@@ -12,7 +12,7 @@ import pytest
 from toy_plan import PLAIN, WIRES
 
 from recperf.errors import ConfigError, UsageError
-from recperf.plan.devices import (
+from recperf.planning.devices import (
     KNOWN,
     STORES,
     Attention,

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from recperf.distributed.config import DistributedConfig, Kind
-from recperf.plan import advice, skew
-from recperf.plan.devices import KNOWN
-from recperf.plan.memory import moved_R
-from recperf.plan.predict import Prediction, predict
-from recperf.plan.sharding import Parallelism, place
-from recperf.plan.work import Work
+from recperf.planning import advice, skew
+from recperf.planning.devices import KNOWN
+from recperf.planning.memory import moved_R
+from recperf.planning.predict import Prediction, predict
+from recperf.planning.sharding import Parallelism, place
+from recperf.planning.work import Work
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 

@@ -10,9 +10,9 @@ from toy_plan import table, work
 
 from recperf.distributed.config import Kind
 from recperf.errors import UsageError
-from recperf.plan import skew
-from recperf.plan.sharding import Parallelism, place
-from recperf.plan.work import Table, Work
+from recperf.planning import skew
+from recperf.planning.sharding import Parallelism, place
+from recperf.planning.work import Table, Work
 from recperf.workloads.dlrm_v4.config import mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import default as micro

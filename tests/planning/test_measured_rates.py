@@ -12,11 +12,11 @@ import torch
 from toy_plan import PLAIN, WIRES, work
 
 from recperf.errors import MachineError
-from recperf.plan import calibrate, link
-from recperf.plan.calibrate import Calibration, card_name, measured_device
-from recperf.plan.devices import KNOWN, Attention, KnownRates
-from recperf.plan.link import Link
-from recperf.plan.work import Shapes
+from recperf.planning import calibrate, link
+from recperf.planning.calibrate import Calibration, card_name, measured_device
+from recperf.planning.devices import KNOWN, Attention, KnownRates
+from recperf.planning.link import Link
+from recperf.planning.work import Shapes
 
 
 class Clock:

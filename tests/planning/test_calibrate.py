@@ -8,11 +8,11 @@ from time import perf_counter_ns
 
 import pytest
 
-from recperf.plan import calibrate
-from recperf.plan.devices import KNOWN, NETWORKS, Attention, all_reduce
-from recperf.plan.link import Link, measure
-from recperf.plan.predict import predict
-from recperf.plan.sharding import later
+from recperf.planning import calibrate
+from recperf.planning.devices import KNOWN, NETWORKS, Attention, all_reduce
+from recperf.planning.link import Link, measure
+from recperf.planning.predict import predict
+from recperf.planning.sharding import later
 from recperf.workloads.dlrm_v4.config import laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned
 from recperf.workloads.micro_dlrm.config import MICRO_DLRM

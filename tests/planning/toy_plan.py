@@ -6,8 +6,8 @@ from typing import Any
 
 from recperf.measure import spans
 from recperf.measure.cost import Cost
-from recperf.plan.devices import Attention, Device, Efficiency, KnownRates, Network
-from recperf.plan.work import PlannedWorkload, Shapes, Table, Work
+from recperf.planning.devices import Attention, Device, Efficiency, KnownRates, Network
+from recperf.planning.work import PlannedWorkload, Shapes, Table, Work
 
 spans.declare("forward", "attention")
 

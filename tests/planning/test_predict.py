@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings, strategies
 from toy_plan import PLAIN, WIRES
 
-from recperf.plan import devices as collectives
-from recperf.plan import skew, target
-from recperf.plan.devices import KNOWN, NETWORKS
-from recperf.plan.predict import EXCHANGE_CALLS, Band, predict
-from recperf.plan.sharding import Parallelism
-from recperf.plan.summary import Question, Setting, plan
-from recperf.plan.work import Spread
+from recperf.planning import devices as collectives
+from recperf.planning import skew, target
+from recperf.planning.devices import KNOWN, NETWORKS
+from recperf.planning.predict import EXCHANGE_CALLS, Band, predict
+from recperf.planning.sharding import Parallelism
+from recperf.planning.summary import Question, Setting, plan
+from recperf.planning.work import Spread
 from recperf.workloads.dlrm.config import DLRM, experiment_plain
 from recperf.workloads.dlrm_v4.config import DLRM_V4, laptop, mlperf
 from recperf.workloads.dlrm_v4.plan import planned

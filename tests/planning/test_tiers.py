@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recperf.plan import tiers
-from recperf.plan.devices import KNOWN
-from recperf.plan.predict import Prediction, predict
+from recperf.planning import tiers
+from recperf.planning.devices import KNOWN
+from recperf.planning.predict import Prediction, predict
 from recperf.workloads import find
 
 

@@ -19,11 +19,11 @@ from recperf.distributed import balance
 from recperf.distributed.config import DistributedConfig
 from recperf.errors import UsageError
 from recperf.measure.cost import Cost
-from recperf.plan.devices import Attention, Device, KnownRates, Network
-from recperf.plan.memory import rank_demand
-from recperf.plan.predict import PARTS, Band, Prediction, error_band, exposed, limit_shares, part_seconds, predict
-from recperf.plan.sharding import Parallelism, largest_share, later
-from recperf.plan.work import Work
+from recperf.planning.devices import Attention, Device, KnownRates, Network
+from recperf.planning.memory import rank_demand
+from recperf.planning.predict import PARTS, Band, Prediction, error_band, exposed, limit_shares, part_seconds, predict
+from recperf.planning.sharding import Parallelism, largest_share, later
+from recperf.planning.work import Work
 
 A = table("a", rows=800, dim=4, distinct=lambda samples: 2 + samples / 2)
 B = table("b", rows=100, dim=8, ids=1.0, vectors=1.0, distinct=lambda samples: 1 + samples / 2)

@@ -1,0 +1,298 @@
+"""What the commands do, for Python: the same words, the same results, and frames in place of files.
+
+    shop = recperf.dataset(frame, user="customer", item="product", time="when", rating="stars")
+    run = recperf.run("hstu", shop, train={"epochs": 3})
+    run.recommend(["anna", "ben"], k=10)
+
+Errors are `RecperfError`. Signal handlers, torch's settings and random generators are afterwards as before.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields as fields_of
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from warnings import warn
+
+from . import errors
+from .config import to_json
+from .data.datasets import Dataset
+from .errors import Interrupted, MachineError, RecperfError, RecperfWarning, UsageError
+from .machine import memory_error, out_of_memory
+from .stop import FLAG
+from .terminal import Terminal, page_optional
+from .workloads.choice import choose, resolved, with_fields
+from .workloads.opened import OpenRun
+
+if TYPE_CHECKING:
+    from .planning.request import PlanReport
+    from .runs.compare_report import Compared
+    from .runs.report.bench import BenchReport
+
+
+@contextmanager
+def _as_command(*, quiet: bool = True) -> Iterator[Terminal]:
+    """Do what a command does inside: it hears Ctrl-C, its progress is shown, it ends in a `RecperfError`; afterwards
+    handlers, settings and random generators are as before."""
+    import numpy as np
+    import torch
+
+    quiet_before, environment = errors.quiet, dict(os.environ)
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    of_gpus, seed = torch.cuda.get_rng_state_all() if on_gpu else [], torch.initial_seed()
+    terminal = Terminal(as_json=False, quiet=quiet)
+    try:
+        with FLAG.listening():
+            yield terminal
+    except RecperfError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise memory_error(error) from error
+        raise
+    finally:
+        terminal.close()
+        errors.quiet = quiet_before
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        if on_gpu:
+            torch.cuda.set_rng_state_all(of_gpus)
+        elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(seed)
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any) -> Dataset:
+    """A dataset to train on, as `recperf data import` makes it.
+
+    `source` is a frame of pandas or polars, a table of pyarrow, a dict of columns, the path of a file, or the name of a
+    dataset that is there already. Rows are events: who took which item, and when; with `clicks` they are rows with a
+    label and any features. `options` are those of the command, such as `user`, `item`, `time`, `rating` or `label`: the
+    columns' names. An import that is there already, of the same rows and options, is used again.
+    """
+    from .data import datasets, importing
+    from .data.click_store.options import ClickOptions
+    from .data.yambda.import_options import ImportOptions
+
+    if isinstance(source, Dataset):
+        return source
+    is_path = isinstance(source, (str, Path))
+    if is_path and not options and not clicks and not Path(source).expanduser().is_file():
+        return datasets.find(str(source))
+    kind, role = (ClickOptions, "clicks") if clicks else (ImportOptions, "events")
+    known = {field.name for field in fields_of(kind)} - {role}
+    if unknown := options.keys() - known:
+        near = errors.did_you_mean(min(unknown), known)
+        raise UsageError(f"dataset has no option {min(unknown)!r}{near}", where={"known": ", ".join(sorted(known))})
+    with _as_command() as terminal, TemporaryDirectory(prefix="recperf-") as folder:
+        path, library = (Path(source).expanduser(), "") if is_path else _written(source, Path(folder))
+        if not is_path and not name:
+            from .files import sha256
+
+            name = f"frame-{sha256(path)[:10]}"
+        asked: Any = kind(**{role: path, "name": name, **options})
+        facts = importing.import_file(asked, progress=lambda *_: lambda *_: FLAG.poll())
+        terminal.close()
+    for note in facts.get("notes", ()):
+        warn(note, RecperfWarning, stacklevel=2)
+    return replace(datasets.find(asked.name), frames=library)
+
+
+def _written(frame: Any, folder: Path) -> tuple[Path, str]:
+    """A frame as a Parquet file, and the library that it is of."""
+    from .data.rows import pyarrow
+    from .execution.scoring import columns_of, kind_of, to_table
+
+    columns, path = columns_of(frame), folder / "frame.parquet"
+    pyarrow(".parquet").write_table(to_table(columns, columns), str(path))
+    return path, kind_of(frame)
+
+
+def run(
+    workload: str | None = None,
+    data: Dataset | str | Path | None = None,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    resume: str | Path | None = None,
+    start_from: str | Path | None = None,
+    ranks: int = 1,
+    run_dir: str | Path | None = None,
+    allow_change: Sequence[str] = (),
+    log: Sequence[str] = (),
+    peaks: bool = True,
+    report: bool = True,
+    quiet: bool = False,
+    **fields: Any,
+) -> OpenRun:
+    """Train a workload as `recperf run` does, and return the run when it is trained.
+
+    `data` is what `recperf.dataset` returns, or the name of one. `fields` are those of the config, in dicts by section
+    as in config.json: `train={"epochs": 3}, seed=7`. With Ctrl-C the training is saved and the run returned, to be
+    resumed: its `finished` is False. A missed target is no error: `run.result.quality.met` says so.
+    """
+    from .data import datasets
+    from .execution.run import TrainingRun
+    from .execution.starting import continued
+
+    found = data if isinstance(data, Dataset) or data is None else datasets.find(str(data))
+    choice = choose(workload, preset=preset, config=config, resume=resume, start_from=start_from, data=found)
+    values = resolved(choice, with_fields(choice.config, fields))
+    if values.start.run is not None and not choice.resume:
+        if ranks > 1:
+            raise UsageError("a single process starts from another run", fix="leave out ranks; a resume may have it")
+        values = continued(choice.workload, values)
+    library = found.frames if found is not None else ""
+    if ranks > 1:
+        options = {"--run-dir": run_dir, "--resume": resume}
+        folder = _on_ranks(choice.workload.name, values, ranks, options, [*_switches(peaks, report, quiet, log)])
+        return OpenRun(folder, frames=library)
+    with _as_command(quiet=quiet) as terminal:
+        training = TrainingRun(
+            workload=choice.workload,
+            config=values,
+            report=terminal,
+            resume=choice.resume,
+            saved=choice.config if choice.resume else None,
+            folder=None if run_dir is None else Path(run_dir).expanduser(),
+            allow_change=tuple(allow_change),
+            loggers=tuple(log),
+            peaks=peaks,
+        )
+        try:
+            training.train()
+        except Interrupted:
+            # What was saved is resumed later; without a folder there is nothing.
+            if training.folder is None or not (training.folder / "config.json").exists():
+                raise
+        assert training.folder is not None
+        trained = OpenRun(training.folder, frames=library)
+        if report and trained.finished:
+            with page_optional(terminal):
+                trained.page()
+    return trained
+
+
+def _switches(peaks: bool, report: bool, quiet: bool, log: Sequence[str]) -> Iterator[str]:
+    yield from ([] if peaks else ["--no-peaks"]) + ([] if report else ["--no-report"]) + (["--quiet"] if quiet else [])
+    for name in log:
+        yield from ("--log", name)
+
+
+def _on_ranks(workload: str, values: Any, ranks: int, options: Mapping[str, Any], switches: list[str]) -> Path:
+    """Train on several ranks of this host, which are processes of their own; returns the folder of the run."""
+    from .distributed.launch import launch, require_ranks
+    from .distributed.ranks import current
+    from .files import write_json
+    from .runs.record import CONFIG_SCHEMA, new_folder
+
+    require_ranks(current(), ranks, workload, hasattr(values, "distributed"))
+    folder = Path(options["--resume"] or options["--run-dir"] or new_folder(workload)).expanduser()
+    failures: list[RecperfError] = []
+    with _as_command() as terminal, TemporaryDirectory(prefix="recperf-") as temporary:
+        if options["--resume"]:
+            words = ["--resume", str(folder)]
+        else:
+            file = Path(temporary, "config.json")
+            write_json(file, {"schema": CONFIG_SCHEMA, "workload": workload, "config": to_json(values)})
+            words = ["--config", str(file), "--run-dir", str(folder)]
+        code = launch([*words, *switches], ranks, failures.append, restarts=0, notice=terminal.notice)
+    if failures:
+        raise failures[0]
+    if code not in (0, errors.GateFailed.exit_code):
+        raise MachineError(f"the ranks ended with exit code {code}", where={"run": folder})
+    return folder
+
+
+def bench(
+    data: Dataset | str | Path,
+    *,
+    models: Sequence[str] | None = None,
+    seeds: int = 1,
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> BenchReport:
+    """Train every model that can train on a dataset, or only some, as `recperf bench` does: each in a process of its
+    own, whose memory is then the model's."""
+    from msgspec.structs import asdict
+
+    from .data import datasets
+    from .runs.report.bench import BenchReport
+    from .workloads.benching import require_one, train_all
+
+    found = data if isinstance(data, Dataset) else datasets.find(str(data))
+    with _as_command(quiet=quiet) as terminal:
+        names = None if models is None else ",".join(models)
+        folder = None if out is None else Path(out).expanduser()
+        result, _ = train_all(found, models=names, seeds=seeds, folder=folder, say=terminal.say)
+    require_one(result)
+    return BenchReport(**asdict(result))
+
+
+def compare(old: Any, new: Any) -> Compared:
+    """What changed from the first to the second of two runs, reports, or paths of runs, profiles and traces."""
+    from .runs.compare_report import Compared
+    from .runs.sides import load
+
+    def place(one: Any) -> Path:
+        return one.folder if isinstance(one, OpenRun) else Path(one).expanduser()
+
+    return Compared.of(load(place(old)), load(place(new)))
+
+
+def plan(
+    workload: str = "dlrm-v4",
+    *,
+    data: Dataset | str | Path | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    fields: Mapping[str, Any] | None = None,
+    **request: Any,
+) -> PlanReport:
+    """How many devices a workload needs, how long it trains and what that costs, as `recperf plan` says it.
+
+    `request` has the options of the command, such as `gpu="h200"`, `ranks=8` or `price="3USD"`; `fields` are those of
+    the config, in dicts by section.
+    """
+    from .data import datasets
+    from .planning.request import Planned, PlanReport, Request, plans
+
+    found = data if isinstance(data, Dataset) or data is None else datasets.find(str(data))
+    choice = choose(workload, preset=preset, config=config, data=found, planning=True)
+    values = resolved(choice, with_fields(choice.config, dict(fields or {})))
+    known = {field.name for field in fields_of(Request)}
+    if unknown := request.keys() - known:
+        near = errors.did_you_mean(min(unknown), known)
+        raise UsageError(f"plan has no option {min(unknown)!r}{near}", where={"known": ", ".join(sorted(known))})
+    texts = {name: _text(request[name]) for name in ("ranks", "gpu", "price") if request.get(name) is not None}
+    source = ["--preset", choice.preset] if choice.preset else ["--config", str(config)]
+    named = [*source, *(["--data", found.name] if found else [])]
+
+    def command(published: str) -> str:
+        return shlex.join(["run", choice.workload.name, *named, *(["--data", published] if published else [])])
+
+    planned = Planned(
+        name=choice.workload.name,
+        preset=choice.preset,
+        config=values,
+        work=choice.workload.planned(values),
+        command=command,
+        has_data=found is not None,
+    )
+    return PlanReport(plans(Request(**{**request, **texts}), planned, lambda text: None))
+
+
+def _text(value: Any) -> str:
+    """A number, a name or several of them as the command line has them."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple, range)) else str(value)
