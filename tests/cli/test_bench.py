@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from recperf import places
-from recperf.cli import bench as cli
 from recperf.runs.derive import best_of
 from recperf.runs.evidence import Evidence
 from recperf.runs.report import bench as benches
 from recperf.runs.report.bench import BenchModel
+from recperf.workloads import benching
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -50,7 +50,7 @@ sys.exit(main(sys.argv[1:]))
 def test_bench_puts_models_and_baselines_of_one_split_into_one_table(
     call: Call, tmp_path: Path, runs_without_torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "child", lambda command: [sys.executable, "-c", SHORT, *command[3:]])
+    monkeypatch.setattr(benching, "child", lambda command: [sys.executable, "-c", SHORT, *command[3:]])
     log = write(tmp_path / "log.csv")
     assert call("data", "import", log, "--label", "clicked", "--name", "seen")[0] == 0
     columns = ["--categorical", "user,item", "--item", "item", "--time", "time"]

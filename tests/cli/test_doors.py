@@ -117,7 +117,7 @@ def test_a_name_that_another_import_took_meanwhile_is_refused(
         with original(folder, **options):
             yield
 
-    monkeypatch.setattr("recperf.cli.data.imports.alone", late)
+    monkeypatch.setattr("recperf.data.importing.alone", late)
     code, _, err = call(*EVENTS, "--name", "shop")
     assert done == [0, 0]
     assert code == 3

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from recperf import terminal as terminal_room
 from recperf.cli import peaks as cli
-from recperf.cli import terminal as terminal_room
 from recperf.measure import peaks
 from recperf.measure.peaks import sampling
 from recperf.terminal import Terminal

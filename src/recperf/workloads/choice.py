@@ -11,7 +11,6 @@ from ..errors import DataError, UsageError, closest, did_you_mean
 from ..execution.workload import Workload
 from ..train.config import StartConfig
 from . import able, find
-from .opened import read_saved
 
 if TYPE_CHECKING:
     from ..data.datasets import Dataset
@@ -56,6 +55,8 @@ def choose(
         path = Path(str(sources[named[0]])).expanduser()
         if config is None and not path.is_dir():
             raise DataError("there is no such run", where={"folder": path}, fix=f"recperf run {named[0]} runs/<name>")
+        from .opened import read_saved
+
         workload, saved = read_saved(path)
         if name and find(name).name != workload.name:
             raise UsageError(f"the config is for workload {workload.name!r}, not {name!r}", where={"file": path})
