@@ -54,6 +54,8 @@ WORKLOADS = {
 }
 """The preset of each, its samples of a batch (0: the preset's), and the steps of a block."""
 OURS, SAME, TORCH = "recperf", "recperf again", "DDP"
+AIM = 1.03
+"""DDP would replace recperf's buckets if it were no slower than this and resumed to the bit."""
 WHOLE_MB, RESAMPLED = 1 << 10, 5000
 """A bucket for all gradients, and how often pairs are resampled for an interval."""
 
@@ -230,7 +232,9 @@ def compare(name: str, overlap: str, options: argparse.Namespace, window: Shared
             label = f"{name}, {other_way}"
             for metric, pairs in {"step": wall, "cpu": cpu}.items():
                 ratios = [theirs / mine for mine, theirs in zip(*pairs)]
-                facts = {**conditions, "interval": interval(ratios)}
+                low, high = interval(ratios)
+                verdict = "yes" if high <= AIM else "no" if low > AIM else "not decided"
+                facts = {**conditions, "interval": [low, high], "within_aim": verdict}
                 rows.append(row(NAME, f"{label} over {OURS}", f"{metric}_ratio", "x", ratios, facts))
                 if other_way == TORCH:
                     rows.append(row(NAME, f"{name}, {OURS}", f"{metric}_ms", "ms", pairs[0], conditions))
