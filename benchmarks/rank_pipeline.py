@@ -152,7 +152,7 @@ def rank(options: argparse.Namespace) -> None:
     config = replace(
         config, data=replace(config.data, events=options.events), train=replace(config.train, batch_size=options.batch)
     )
-    trial: Any = world.leader_first(lambda: find("dlrm-v4").prepare(config)).trial(0)
+    trial: Any = find("dlrm-v4").prepare(config).trial(0)
     conditions = {
         "ranks": world.size, "backend": world.backend, "batch": options.batch, "block": options.each,
         "table_dim": config.model.table_dim, "note": options.note,

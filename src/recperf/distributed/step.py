@@ -92,6 +92,10 @@ class Reduction:
     all gradients are one message after the backward pass. Ranks send buckets in one order: the one in which rank 0 had
     its gradients in the first step. That step sends the same buckets, after its backward pass: among more than two
     ranks the order of a sum depends on the place in a message, and a resumed run begins with such a step.
+
+    DistributedDataParallel is not used. Its first step has other buckets than those after it, so three ranks resume
+    with other bits. It hears of gradients from a single backward pass of autograd, where most models here write theirs
+    out or cut it into parts with names. And a short step takes longer with it (benchmarks/rank_gradients.py).
     """
 
     def __init__(self, named: Mapping[str, nn.Parameter], world: Ranks, *, overlap: bool) -> None:

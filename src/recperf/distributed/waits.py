@@ -5,6 +5,11 @@ TorchRec and recperf call collectives by their name in torch.distributed, so the
 it. All ranks reach the same collectives in the same order. Ranks of one host read the same clock, so that the part of a
 wait before the last rank reached the collective is waiting for that rank (`late`); the rest is for bytes to move.
 
+Traces of the ranks do not replace this. A trace shows how long a collective is in flight, not how long its rank waits
+for it: Python code of the step that runs while the next batch's ids travel looks like a wait. The profiler also makes
+short steps about twice as long, and is not there in the steps that a run's budget is measured with. Traces are compared
+(measure/trace/analyse.py) where there is nothing else: other programs, and NCCL's kernels.
+
 Every rank measures the same steps. A rank's own time is its step without the waits; the slowest rank is the one with
 the largest own time.
 
