@@ -22,7 +22,7 @@ from ..machine import available_bytes, machine_facts
 from ..measure.peaks.records import Peaks
 from ..models.tiers.columns import table_columns
 from ..ops import choice
-from ..runs.derive import Stated, meets, result_of
+from ..runs.derive import meets, result_of
 from ..runs.evidence import Evidence, seal
 from ..runs.record import MEASURED, Run, checkout, now, packages, profile_of, read_saved_config
 from ..runs.result import Change, Data, Result, Target, Verified, checked
@@ -119,9 +119,23 @@ def assessment_of(run: Run, prepared: Prepared, notice: Callable[[str], None]) -
 
 def _conclude(job: Job, started: Progress) -> Result:
     """Write result.json from the other files of the run, tell the loggers, and seal the run."""
-    run, curves, world = job.run, job.curves, current()
-    stated = _stated(job, started)
-    result = world.on_leader(lambda: result_of(Evidence(run.folder), stated))
+    run, curves, prepared, world = job.run, job.curves, job.prepared, current()
+    operators = operators_text({**(started.operators or {}), **choice.used()})
+    verified = prepared.verified()
+    stated: dict[str, Any] = {
+        "run": run.folder.resolve().name,
+        "target": Target(**prepared.target),
+        "device": prepared.settings.device_name,
+        "settings": {**prepared.settings.reasons, "operators": operators, **world.settings()},
+        "origin": {
+            **checkout(),
+            "packages": packages(),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "ended": now(),
+            "data_verified": Verified(**verified) if verified else None,
+        },
+    }
+    result = world.on_leader(lambda: result_of(Evidence(run.folder), **stated))
     run.write("result.json", checked(result))
     profile = profile_of(run)
     if curves is not None:
@@ -129,26 +143,6 @@ def _conclude(job: Job, started: Progress) -> Result:
     if world.is_leader:
         seal(run.folder)
     return result
-
-
-def _stated(job: Job, started: Progress) -> Stated:
-    """What the result states that no other file of the run says."""
-    prepared, world = job.prepared, current()
-    operators = operators_text({**(started.operators or {}), **choice.used()})
-    verified = prepared.verified()
-    return Stated(
-        run=job.run.folder.resolve().name,
-        target=Target(**prepared.target),
-        device=prepared.settings.device_name,
-        settings={**prepared.settings.reasons, "operators": operators, **world.settings()},
-        origin={
-            **checkout(),
-            "packages": packages(),
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-            "ended": now(),
-            "data_verified": Verified(**verified) if verified else None,
-        },
-    )
 
 
 def _train_seeds(job: Job, started: Progress) -> Trial | None:
