@@ -10,7 +10,7 @@ ENV PATH=/venv/bin:$PATH
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" "torch==$TORCH"
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir --constraint constraints.txt ".[pages,data,mlperf,baselines]"
+RUN pip install --no-cache-dir --constraint constraints.txt ".[data,mlperf,baselines]"
 
 FROM python:3.11.9-slim-bookworm
 RUN apt-get update \

@@ -93,19 +93,19 @@ $(VENV)/.torch-ready:
 	@touch $@
 
 $(VENV)/.run-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
-	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,baselines]"
+	@$(PIP) -c constraints.txt -e ".[data,mlperf,baselines]"
 	@touch $@
 
 $(VENV)/.bench-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,baselines,bench]"
+	@$(PIP) -c constraints.txt -e ".[data,mlperf,baselines,bench]"
 	@touch $@
 
 $(VENV)/.docs-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,docs]"
+	@$(PIP) -c constraints.txt -e ".[data,mlperf,docs]"
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
-	@$(PIP) -c constraints.txt -e ".[pages,data,mlperf,docs,tensorboard,dev]"
+	@$(PIP) -c constraints.txt -e ".[data,mlperf,docs,tensorboard,dev]"
 	@touch $@
 
 # Torch brings its own triton, whose interpreter (3.6) needs numpy before 2.4, and its bounds of setuptools. Where no
@@ -117,7 +117,7 @@ $(OTHER)/.ready: pyproject.toml constraints.txt requirements/distributed-cpu.txt
 	@$(OTHER_PIP) torch==$(VERSION)
 	@grep -vE '^(torch|triton|setuptools|numpy|torchrec|fbgemm-gpu-cpu)=' constraints.txt > $(OTHER)/constraints.txt
 	@printf 'torch==$(VERSION)\nnumpy<2.4\n' >> $(OTHER)/constraints.txt
-	@$(OTHER_PIP) -c $(OTHER)/constraints.txt -e ".[pages,data,mlperf,tensorboard,dev]"
+	@$(OTHER_PIP) -c $(OTHER)/constraints.txt -e ".[data,mlperf,tensorboard,dev]"
 	@grep -vE '^(torchrec|fbgemm-gpu-cpu)=' requirements/distributed-cpu.txt > $(OTHER)/distributed.txt
 	@$(OTHER_PIP) --no-deps -r $(OTHER)/distributed.txt $(torchrec-$(VERSION)) 2> $(OTHER)/torchrec.log || { \
 	  cat $(OTHER)/torchrec.log; ! grep -qE "Retrying|Could not fetch|HTTP error" $(OTHER)/torchrec.log && \

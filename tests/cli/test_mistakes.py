@@ -22,6 +22,8 @@ MISTAKES = [
     ("run --train.batchsize 3", 2, "did you mean '--train.batch-size'?"),
     ("run --batch_size=3", 2, "did you mean '--train.batch-size'?"),
     ("run --train.batch-size x", 2, "--train.batch-size: 'x' is not a whole number"),
+    ("run --train.learning-rate 1,0", 2, "--train.learning-rate: '1,0' is not a number"),
+    ("score", 2, "missing: RUN, --output"),
     ("run --data.split newest", 2, "'random', 'last', 'time', 'cold'"),
     ("run --preset defualt", 2, "did you mean 'default'?"),
     ("run --preset", 2, "--preset needs a value"),

@@ -18,7 +18,7 @@ from recperf.files import write_json
 from recperf.jsonfile import sealed
 from recperf.runs import contract
 from recperf.runs.contract import Claim, Evidence, check_run, judge
-from recperf.runs.derive import Stated, result_of
+from recperf.runs.derive import result_again
 from recperf.runs.evidence import present, seal
 from recperf.runs.result import checked
 
@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     machine = json.loads((folder / "machine.json").read_text())
     write_json(folder / "peaks.json", {**examples.peaks(), "machine": machine})
     evidence = Evidence(folder)
-    write_json(folder / "result.json", checked(result_of(evidence, Stated.of(evidence.result))))
+    write_json(folder / "result.json", checked(result_again(evidence)))
     seal(folder)
     return folder
 

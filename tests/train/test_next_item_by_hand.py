@@ -175,8 +175,6 @@ def test_recent_popularity_compares_twelve_halvings_of_the_time() -> None:
         expected = [sum(moment - 462 <= 100 * at < moment for at in range(count)) for count in (38, 28)]
         assert recent(targets)[row].tolist() == expected
     assert "recent_popularity" not in baselines(data_of(SEQUENCES))
-    shuffled = RecentPopularity.options(data_of([[1, 2, 1, 1], [2, 1, 1, 1, 1]], times=True))
-    assert shuffled[0].times_E.tolist() == sorted(shuffled[0].times_E.tolist())
 
 
 def test_histories_are_the_events_before_each_target() -> None:

@@ -158,12 +158,14 @@ def test_the_time_that_an_event_counts_makes_first_positives_most_likely() -> No
 
 def test_repeats_and_items_of_a_user() -> None:
     users_N, items_N = torch.tensor([3, 1, 3, 3, 1]), torch.tensor([5, 5, 5, 0, 5])
-    assert repeated_share(users_N, items_N) == pytest.approx(2 / 5)
-    assert repeated_share(users_N[:0], items_N[:0]) == 0.0
+    assert repeated_share([(users_N, items_N)]) == pytest.approx(2 / 5)
+    assert repeated_share([(users_N[:0], items_N[:0])]) == 0.0
     # User 1's item 5 and user 2's item 0 are not the same pair.
-    assert repeated_share(torch.tensor([1, 2]), torch.tensor([5, 0])) == 0.0
-    assert repeated_share(torch.tensor([1, 0]), torch.tensor([0, 1])) == 0.0
-    assert repeated_share(torch.tensor([0, 1]), torch.tensor([5, 1])) == 0.0
+    assert repeated_share([(torch.tensor([1, 2]), torch.tensor([5, 0]))]) == 0.0
+    assert repeated_share([(torch.tensor([1, 0]), torch.tensor([0, 1]))]) == 0.0
+    assert repeated_share([(torch.tensor([0, 1]), torch.tensor([5, 1]))]) == 0.0
+    others = torch.tensor([2, 2, 2, 2, 0]), torch.tensor([5, 5, 5, 5, 5])
+    assert repeated_share([(users_N, items_N), others]) == pytest.approx(5 / 10)
     items_of = grouped_items(users_N, items_N)
     assert [items_of(user).tolist() for user in range(5)] == [[], [5, 5], [], [5, 5, 0], []]
 

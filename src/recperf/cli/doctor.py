@@ -175,8 +175,8 @@ def writable(name: str, folder: Path, fix: str) -> Diagnosis:
 PACKAGES = {
     "triton": (("triton",), "GPU kernels need it", "pip install triton"),
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
-    "pages": (("matplotlib", "jinja2"), "pages need it", "pip install 'recperf[pages]'"),
-    "data": (("pyarrow", "duckdb"), "imports of files need it", "pip install 'recperf[data]'"),
+    "pages": (("matplotlib", "jinja2"), "pages need it", "pip install matplotlib jinja2"),
+    "data": (("pyarrow", "duckdb"), "imports of files need it", "pip install pyarrow duckdb"),
     "yambda": (("huggingface_hub",), "recperf data get yambda-50m needs it", "pip install 'recperf[data]'"),
     "mlperf": (("mlperf_logging",), "recperf mlperf needs it", "pip install 'recperf[mlperf]'"),
 }

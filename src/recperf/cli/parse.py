@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
-import io
 import re
 import sys
 import textwrap
@@ -84,27 +83,27 @@ def parse(kind: type[T], arguments: list[str], *, prog: str, description: str, d
         raise SystemExit(0)
     import tyro
 
-    errors = io.StringIO()
-    defaults: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(errors):
-            options, unknown = tyro.cli(
-                kind,
-                prog=prog,
-                description=description,
-                args=arguments,
-                return_unknown_args=True,
-                config=(tyro.conf.CascadeSubcommandArgs,),
-                **defaults,
-            )
-    except SystemExit as exit:
-        if exit.code in (0, None):
-            raise SystemExit(0) from None
+    def refuse(failure: Any) -> None:
         # With an unknown option before it, tyro complains about the positional argument.
         names = {re.sub(r"(^|\.)no-", r"\1", flag.name) for flag in flags(kind)}
         unknown = [one for one in arguments if one.startswith("--") and _name_of(one) not in names]
-        if not unknown:
-            raise UsageError(_plain(errors.getvalue()), fix=f"{prog} --help") from None
+        if unknown:
+            raise unknown_option(unknown, [f"--{flag.name}" for flag in flags(kind)], prog)
+        raise UsageError(_message(failure), fix=f"{prog} --help")
+
+    # The module is private to tyro. Where a release has none, tyro prints its own message.
+    hooks = getattr(tyro, "_errors", None)
+    defaults: dict[str, Any] = {} if default is None else {"default": default}
+    with hooks.on_parse_error(refuse) if hooks else contextlib.nullcontext():
+        options, unknown = tyro.cli(
+            kind,
+            prog=prog,
+            description=description,
+            args=arguments,
+            return_unknown_args=True,
+            config=(tyro.conf.CascadeSubcommandArgs,),
+            **defaults,
+        )
     if unknown:
         raise unknown_option(unknown, [f"--{flag.name}" for flag in flags(kind)], prog)
     return typing.cast(T, options)
@@ -131,19 +130,21 @@ def unknown_option(arguments: list[str], known: list[str], prog: str) -> UsageEr
     )
 
 
-def _plain(box: str) -> str:
-    """The message inside tyro's frame, on one line."""
-    inside: list[str] = []
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
-        text = line.strip().strip("│╭╮╰╯|").strip()
-        if set(text) <= set("─-=") or line.strip().startswith(("╭", "╰")):
-            if inside:
-                break
-            continue
-        inside.append(text)
-    message = " ".join(inside).removeprefix("Error parsing ") or "the command line cannot be parsed"
+def _message(failure: Any) -> str:
+    """The message of a parse error that tyro describes."""
+    if hasattr(failure, "missing_arguments"):
+        names = [one.arg.display_name() for one in failure.missing_arguments]
+        return f"missing: {', '.join(name if name.startswith('-') else name.upper() for name in names)}"
+    argument = getattr(failure, "argument", None)
+    name = argument.display_name() if argument else ""
+    if hasattr(failure, "choices"):
+        return f"invalid choice {failure.value!r} for argument {name!r}. Expected one of {failure.choices}."
+    if not hasattr(failure, "message"):
+        return f"{name} needs a value" if name else "the command line cannot be parsed"
+    message = failure.message.partition("\n")[0]
     message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message)
-    return re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)
+    message = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)
+    return f"{name}: {message}" if name else message
 
 
 @dataclass(frozen=True)

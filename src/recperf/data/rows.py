@@ -82,12 +82,13 @@ class MemoryRows(SplitRows):
 
 
 def optional_package(name: str) -> Any:
-    """Import a package of the extra `data`; without it, name the extra to install."""
+    """Import a package that only some commands need; without it, name it."""
     try:
         return import_module(name)
     except ImportError:
-        what = f"reading and writing data needs the package {name.partition('.')[0]}"
-        raise MachineError(what, fix="pip install 'recperf[data]'") from None
+        package = name.partition(".")[0]
+        what = f"reading and writing data needs the package {package}"
+        raise MachineError(what, fix=f"pip install {package}") from None
 
 
 def pyarrow(part: str = "") -> Any:

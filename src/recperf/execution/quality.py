@@ -35,6 +35,7 @@ from ..stop import poll
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
 from ..train.ranking import (
     COUNTS,
+    REPEATS,
     TOP,
     Scorer,
     drawn,
@@ -53,8 +54,6 @@ SHARE = 0.2
 """Ranking by default adds at most this to the counted work of the training."""
 STEP_PASSES = 3
 """A training step has about the work of this many forward passes."""
-REPEATS = 0.05
-"""Items that a user already has compete where more than this share of the training rows are repeats."""
 LEAST_USERS, MOST_USERS, LEAST_NEGATIVES = 100, 10_000, 100
 LEAST_LISTED, MOST_LISTED = 20, 200
 

@@ -25,7 +25,7 @@ from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
 from ..jsonfile import as_json
 from ..machine import machine_facts
-from ..runs.derive import Stated, meets, result_of
+from ..runs.derive import meets, result_of
 from ..runs.evidence import Evidence, differences, seal
 from ..runs.record import JOB, MEASURED, Busy, Run, checkout, now, packages, profile_of, read_config, read_saved_config
 from ..runs.result import SCHEMA, Change, Data, Result, Target, Verified, checked
@@ -446,9 +446,25 @@ class TrainingRun:
 
     def _conclude(self, started: Progress) -> Result:
         """Write result.json from the other files of the run, tell the loggers, and seal the run."""
-        record, world = self.record, current()
-        stated = self._stated(started)
-        result = world.on_leader(lambda: result_of(Evidence(record.folder), stated))
+        from ..ops import choice
+
+        record, world, settings = self.record, current(), self.prepared.settings
+        operators, verified = operators_text({**(started.operators or {}), **choice.used()}), self.prepared.verified()
+        # What no other file of the run says.
+        stated: dict[str, Any] = {
+            "run": record.folder.resolve().name,
+            "target": Target(**self.prepared.target),
+            "device": settings.device_name,
+            "settings": {**settings.reasons, "operators": operators, **world.settings()},
+            "origin": {
+                **checkout(),
+                "packages": packages(),
+                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                "ended": now(),
+                "data_verified": Verified(**verified) if verified else None,
+            },
+        }
+        result = world.on_leader(lambda: result_of(Evidence(record.folder), **stated))
         record.write("result.json", checked(result))
         profile = profile_of(record)
         if self.curves is not None:
@@ -456,26 +472,6 @@ class TrainingRun:
         if world.is_leader:
             seal(record.folder)
         return result
-
-    def _stated(self, started: Progress) -> Stated:
-        """What the result states that no other file of the run says."""
-        from ..ops import choice
-
-        settings, verified = self.prepared.settings, self.prepared.verified()
-        operators = operators_text({**(started.operators or {}), **choice.used()})
-        return Stated(
-            run=self.record.folder.resolve().name,
-            target=Target(**self.prepared.target),
-            device=settings.device_name,
-            settings={**settings.reasons, "operators": operators, **current().settings()},
-            origin={
-                **checkout(),
-                "packages": packages(),
-                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-                "ended": now(),
-                "data_verified": Verified(**verified) if verified else None,
-            },
-        )
 
 
 def note_start(record: Run, loggers: tuple[str, ...] = ()) -> Progress:

@@ -19,7 +19,7 @@ from ..measure.ceilings import cache_holds, measured_beside
 from ..measure.peaks.other_work import DISTURBED, not_judged
 from ..measure.profile_records import NARROWER_PAIR
 from ..units import size, too_wide, wide_range
-from .derive import Stated, bounds, compared, result_of
+from .derive import bounds, compared, result_again
 from .evidence import Evidence, differences, present
 from .report.formats import printable
 
@@ -98,7 +98,7 @@ def finding(objections: Iterable[str], detail: str) -> Finding:
 def _result(evidence: Evidence) -> Finding:
     """result.json is computed again from the other files."""
     result, stated = evidence.result, evidence.file("result.json", dict[str, Any])
-    derived = as_json(result_of(evidence, Stated.of(result)))
+    derived = as_json(result_again(evidence))
     steady, verified = result.performance.steady, result.provenance.data_verified
     shown = f"{steady.samples_per_s:,.0f} samples/s over {steady.steps:,} steady steps" if steady else "no steps"
     if verified:

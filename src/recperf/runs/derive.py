@@ -12,7 +12,6 @@ import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..measure.ceilings import ceilings_of_profile
@@ -62,40 +61,25 @@ MINOR = 0.02
 """Causes of a smaller difference are not mentioned."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stated:
-    """What no other file of a run says."""
-
-    run: str
-    target: Target
-    device: str
-    settings: dict[str, str]
-    origin: Json
-    """The fields in FINISHER."""
-
-    @classmethod
-    def of(cls, result: Result) -> Stated:
-        return cls(
-            run=result.run,
-            target=result.quality.target,
-            device=result.performance.device,
-            settings=result.performance.settings,
-            origin={name: getattr(result.provenance, name) for name in FINISHER},
-        )
-
-
-def result_of(evidence: Evidence, stated: Stated) -> Result:
-    """The content of result.json."""
+def result_of(
+    evidence: Evidence, *, run: str, target: Target, device: str, settings: dict[str, str], origin: Json
+) -> Result:
+    """The content of result.json. No other file of the run holds the arguments after `evidence`; `origin` are the
+    fields in FINISHER."""
     config, data, progress = evidence.config, evidence.data, evidence.progress
+    speed = speed_of(evidence.events(Timing))
+    performance = Performance(device=device, settings=settings, **speed, budget=None)
+    if profile := evidence.profile:
+        performance.budget, performance.mfu = budget_of(profile), mfu(profile, evidence.peaks, speed["steady"])
     return Result(
         schema=SCHEMA,
         workload=config.workload,
-        run=stated.run,
-        quality=quality_of(evidence, stated.target),
-        performance=_performance(evidence, stated),
+        run=run,
+        quality=quality_of(evidence, target),
+        performance=performance,
         data=data,
         provenance=Provenance(
-            **stated.origin,
+            **origin,
             machine=evidence.machine["fingerprint"],
             seed=evidence.seeds()[0],
             data_digest=data.digest,
@@ -104,6 +88,19 @@ def result_of(evidence: Evidence, stated: Stated) -> Result:
             started_from=evidence.file(START, StartedFrom) if evidence.has(START) else None,
             changes=tuple(reported_changes(evidence.events(ChangeEvent), config.changed, config.config)),
         ),
+    )
+
+
+def result_again(evidence: Evidence) -> Result:
+    """The result of a finished run, computed again from its other files."""
+    result = evidence.result
+    return result_of(
+        evidence,
+        run=result.run,
+        target=result.quality.target,
+        device=result.performance.device,
+        settings=result.performance.settings,
+        origin={name: getattr(result.provenance, name) for name in FINISHER},
     )
 
 
@@ -148,14 +145,6 @@ def bounds(
     for name, bound in (("accuracy", target.accuracy), ("auc", target.auc)):
         if bound is not None and name in metrics:
             yield f"{name} {metrics[name]:.4f} (at least {bound:g})", metrics[name] >= bound
-
-
-def _performance(evidence: Evidence, stated: Stated) -> Performance:
-    speed = speed_of(evidence.events(Timing))
-    performance = Performance(device=stated.device, settings=stated.settings, **speed, budget=None)
-    if profile := evidence.profile:
-        performance.budget, performance.mfu = budget_of(profile), mfu(profile, evidence.peaks, speed["steady"])
-    return performance
 
 
 def mfu(profile: Profile, peaks: Peaks | None, steady: Throughput | None) -> float | None:

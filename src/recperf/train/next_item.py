@@ -19,14 +19,12 @@ from torch import Tensor
 
 from ..data.next_item import NextItemData, Targets
 from ..stop import poll
-from .ranking import TOP, gains
+from .ranking import REPEATS, TOP, RecentShares, gains, repeated_share
 
 Seen = Literal["left-out", "kept"]
 """Whether items of a user's history can be recommended again."""
 SCORES = 1 << 22
 """Scores that are held at a time."""
-REPEATS = 0.05
-"""Items of the history are kept by default where more than this share of the training events are repeats."""
 
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -82,12 +80,10 @@ def histories(data: NextItemData, targets: Targets, last: int | None = None) -> 
 def seen_by_default(data: NextItemData) -> Seen:
     """Items that users have met are left out, unless the training events show that users take items again."""
     train = data.train()
-    lengths_S, distinct = train.ends_S - train.begins_S, 0
-    for first, stop in _blocks(lengths_S, ENTRIES):
-        rows_P, events_P = histories(data, Targets(train.users_S[first:stop], train.ends_S[first:stop]))
-        distinct += len(np.unique(rows_P * (data.items + 1) + data.items_E[events_P]))
-    repeats = 1 - distinct / max(1, int(lengths_S.sum()))
-    return "kept" if repeats > REPEATS and len(train) else "left-out"
+    blocks = _blocks(train.ends_S - train.begins_S, ENTRIES)
+    parts = (histories(data, Targets(train.users_S[first:stop], train.ends_S[first:stop])) for first, stop in blocks)
+    rows = ((torch.from_numpy(rows_P), torch.from_numpy(data.items_E[events_P])) for rows_P, events_P in parts)
+    return "kept" if repeated_share(rows) > REPEATS else "left-out"
 
 
 def training_events(data: NextItemData) -> NDArray[np.bool_]:
@@ -139,8 +135,6 @@ KEPT_BYTES = 1 << 29
 """Memory for the counts of what follows an item. Items with the most events have theirs kept; those of the others are
 counted from the events whenever a history has them."""
 ENTRY_BYTES = 12
-HALVINGS = 12
-"""Lengths of time that recent popularity compares."""
 COMPARED = 1000
 """Validation targets on which the settings of a baseline are compared."""
 
@@ -377,32 +371,20 @@ class RecentPopularity:
     """Training events of each item in a time before the target."""
 
     data: NextItemData
-    items_E: NDArray[np.int32]
-    times_E: Longs
-    """In ascending order."""
+    shares: RecentShares
     seconds: int
 
     @staticmethod
     def options(data: NextItemData) -> list[RecentPopularity]:
         """With the time of all events, half of it, and so on."""
         assert data.times_E is not None
-        events_P = np.flatnonzero(training_events(data))
-        events_P = events_P[np.argsort(data.times_E[events_P], kind="stable")]
-        items_E, times_E = data.items_E[events_P] - 1, data.times_E[events_P]
-        span = int(times_E[-1] - times_E[0]) + 1
-        return [RecentPopularity(data, items_E, times_E, max(1, span >> halving)) for halving in range(HALVINGS)]
+        trained_E = training_events(data)
+        items_N = torch.from_numpy(data.items_E[trained_E].astype(np.int64) - 1)
+        shares = RecentShares(items_N, torch.from_numpy(data.times_E[trained_E]), data.items)
+        return [RecentPopularity(data, shares, seconds) for seconds in shares.halvings()]
 
     def __call__(self, targets: Targets) -> Tensor:
         assert self.data.times_E is not None
         # With a split by time targets may come long after the last training event.
-        moments_B = np.minimum(self.data.times_E[targets.positions_N], self.times_E[-1] + 1)
-        stops_B = np.searchsorted(self.times_E, moments_B)
-        begins_B = np.searchsorted(self.times_E, moments_B - self.seconds)
-        scores_BI, counts_I = np.empty((len(targets), self.data.items)), np.zeros(self.data.items)
-        begin = stop = 0
-        for row in np.argsort(moments_B, kind="stable"):
-            counts_I += np.bincount(self.items_E[stop : stops_B[row]], minlength=self.data.items)
-            counts_I -= np.bincount(self.items_E[begin : begins_B[row]], minlength=self.data.items)
-            begin, stop = begins_B[row], stops_B[row]
-            scores_BI[row] = counts_I
-        return torch.from_numpy(scores_BI)
+        moments_B = torch.from_numpy(self.data.times_E[targets.positions_N]).clamp_max(self.shares.times_N.max() + 1)
+        return self.shares.counts(moments_B, self.seconds)

@@ -5,7 +5,7 @@ Shapes: N rows, Q ranked rows, P pairs of a row and a candidate, I items of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,6 +19,8 @@ from .baselines import fit_additive
 TOP = 10
 PAIRS = 1 << 16
 """Pairs that are scored at a time."""
+REPEATS = 0.05
+"""Where more than this share of the training rows repeat an item of their user, such items are recommended again."""
 COUNTS = ("popularity", "recent_popularity", "positives")
 """Rules that count rows of an item: they predict no label."""
 QUARTERS, HALVINGS = 4, 12
@@ -177,36 +179,59 @@ class RecentShares:
         return (self.items_N << 32 | self.times_N).sort()[0]
 
     @cached_property
-    def _sorted_N(self) -> Tensor:
-        return self.times_N.sort()[0]
+    def _by_time(self) -> tuple[Tensor, Tensor]:
+        """Times, ascending, and the items of the events."""
+        times_N, order_N = self.times_N.sort(stable=True)
+        return times_N, self.items_N[order_N]
 
     def __call__(self, items_P: Tensor, times_P: Tensor, seconds: int | None = None) -> Tensor:
         """Log probabilities, from events of earlier seconds."""
         begins_P = (times_P - (self.seconds if seconds is None else seconds)).clamp_min(0)
         of_item_P, all_P = (
             torch.searchsorted(sorted_N, upper_P | times_P) - torch.searchsorted(sorted_N, upper_P | begins_P)
-            for sorted_N, upper_P in ((self._codes_N, items_P << 32), (self._sorted_N, torch.zeros_like(items_P)))
+            for sorted_N, upper_P in ((self._codes_N, items_P << 32), (self._by_time[0], torch.zeros_like(items_P)))
         )
         return ((of_item_P.double() + 1 / self.catalogue) / (all_P + 1)).log()
+
+    def counts(self, times_B: Tensor, seconds: int) -> Tensor:
+        """How many events each of the items 0 to `catalogue` - 1 has in the time before each moment."""
+        (times_N, items_N), begin, stop = self._by_time, 0, 0
+        counts_BI = torch.zeros(len(times_B), self.catalogue, dtype=torch.float64)
+        counts_I, one_N = torch.zeros_like(counts_BI[0]), counts_BI.new_ones(1).expand(len(items_N))
+        stops_B, begins_B = (torch.searchsorted(times_N, ends_B).tolist() for ends_B in (times_B, times_B - seconds))
+        for row in times_B.argsort().tolist():
+            for sign, changed in ((1, slice(stop, stops_B[row])), (-1, slice(begin, begins_B[row]))):
+                counts_I.index_add_(0, items_N[changed], one_N[changed], alpha=sign)
+            begin, stop = begins_B[row], stops_B[row]
+            counts_BI[row] = counts_I
+        return counts_BI
+
+    def halvings(self) -> list[int]:
+        """Times that an event may count: that of all events, half of it, and so on."""
+        span = int(self._by_time[0][-1] - self._by_time[0][0]) + 1
+        return [max(1, span >> halving) for halving in range(HALVINGS)]
 
     def fitted(self, users_N: Tensor, labels_N: Tensor) -> RecentShares:
         """With the time, of the halvings of that of all events, that makes what is ranked most likely among these
         events: the first positive item of each user, here in each quarter of them."""
-        count, span = len(self._sorted_N), int(self._sorted_N[-1] - self._sorted_N[0]) + 1
-        edges = self._sorted_N[[count * quarter // QUARTERS for quarter in range(1, QUARTERS)]]
+        times_N = self._by_time[0]
+        edges = times_N[[len(times_N) * quarter // QUARTERS for quarter in range(1, QUARTERS)]]
         quarters_N = torch.searchsorted(edges, self.times_N, right=True)
         rows_Q = first_positives(labels_N, users_N * QUARTERS + quarters_N, self.times_N)
         items_Q, times_Q = self.items_N[rows_Q], self.times_N[rows_Q]
-        options = [max(1, span >> halving) for halving in range(HALVINGS)]
-        return replace(self, seconds=max(options, key=lambda seconds: float(self(items_Q, times_Q, seconds).sum())))
+        likelihoods = {seconds: float(self(items_Q, times_Q, seconds).sum()) for seconds in self.halvings()}
+        return replace(self, seconds=max(likelihoods, key=lambda seconds: likelihoods[seconds]))
 
 
-def repeated_share(users_N: Tensor, items_N: Tensor) -> float:
-    """The share of rows whose pair of user and item an earlier row has."""
-    if not len(users_N):
-        return 0.0
-    pairs = torch.unique(users_N * (int(items_N.max()) + 1) + items_N)
-    return 1 - len(pairs) / len(users_N)
+def repeated_share(parts: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The share of rows whose pair of user and item an earlier row has, from the users and items of the rows. Rows may
+    come in parts, with all of a user in one."""
+    rows = distinct = 0
+    for users_N, items_N in parts:
+        if len(users_N):
+            rows += len(users_N)
+            distinct += len(torch.unique(users_N * (int(items_N.max()) + 1) + items_N))
+    return 1 - distinct / rows if rows else 0.0
 
 
 def grouped_items(users_N: Tensor, items_N: Tensor) -> Callable[[int], Tensor]:

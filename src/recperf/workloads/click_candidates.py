@@ -91,7 +91,7 @@ class ClickCatalogue:
 
     @cached_property
     def repeats(self) -> float:
-        return repeated_share(self.users_N, self.items_N)
+        return repeated_share([(self.users_N, self.items_N)])
 
     @cached_property
     def _items_of(self) -> Callable[[int], Tensor]:

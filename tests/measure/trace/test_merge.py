@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import example_traces as made
 import pytest
 
 from recperf.errors import DataError
+from recperf.measure.trace.file import write_trace
 from recperf.measure.trace.merge import merge
 from recperf.measure.trace.read import read
 
@@ -40,8 +42,8 @@ def trace(
 
 
 def merged(folder: Path, paths: list[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    merged_trace = merge(paths, folder / "merged.json")
-    return merged_trace, json.loads((folder / "merged.json").read_text())["traceEvents"]
+    merged_trace = merge(paths, folder / "merged.json.gz")
+    return merged_trace, json.loads(gzip.decompress((folder / "merged.json.gz").read_bytes()))["traceEvents"]
 
 
 def steps(events: list[dict[str, Any]]) -> dict[int, float]:
@@ -102,14 +104,14 @@ def test_traces_that_do_not_belong_together_are_refused(tmp_path: Path, second: 
     (tmp_path / "other").mkdir()
     paths = [trace(tmp_path, 0), trace(tmp_path / "other", **second)]
     with pytest.raises(DataError, match=what):
-        merge(paths, tmp_path / "merged.json")
-    assert not (tmp_path / "merged.json").exists()
+        merge(paths, tmp_path / "merged.json.gz")
+    assert not (tmp_path / "merged.json.gz").exists()
 
 
 def test_files_that_are_no_trace_of_a_rank_are_refused(tmp_path: Path) -> None:
     for events, what in (([made.op("mm", 5.0, 2.0)], "does not name its rank"), ([], "no event with a valid time")):
         with pytest.raises(DataError, match=what):
-            merge([trace(tmp_path, 0), made.write(tmp_path / "odd.json", events)], tmp_path / "merged.json")
+            merge([trace(tmp_path, 0), made.write(tmp_path / "odd.json", events)], tmp_path / "merged.json.gz")
 
 
 def test_events_without_a_valid_time_are_left_out(tmp_path: Path) -> None:
@@ -123,3 +125,10 @@ def test_events_without_a_valid_time_are_left_out(tmp_path: Path) -> None:
     _, events = merged(tmp_path, paths)
     assert events == sane
     assert read(paths[0]).ignored == 2
+
+
+def test_numbers_that_are_not_json_are_written_as_null(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [{"args": {"rate": [math.nan, 1.5], "\ud800": -math.inf}}, {"name": "ä"}]
+    write_trace(tmp_path / "trace.json.gz", events, {}, fix="")
+    content = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert content["traceEvents"] == [{"args": {"rate": [None, 1.5], "\ud800": None}}, {"name": "ä"}]

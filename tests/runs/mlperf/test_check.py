@@ -40,10 +40,10 @@ def test_a_log_at_the_real_sizes_passes_completely(
     [
         (
             {"learning_rate": 1e-7, "table_learning_rate": 1e-7},
-            ["opt_base_learning_rate", "train_loss"],
+            ["opt_base_learning_rate"],
         ),
         ({"table_learning_rate": 1.2e-6}, ["opt_sparse_base_learning_rate"]),
-        ({"warmup_steps": 2400}, ["opt_learning_rate_warmup_steps"]),
+        ({"warmup_steps": 2400}, ["opt_learning_rate_warmup_steps", "train_loss"]),
         ({"clip": 0.0}, ["opt_gradient_clip_norm"]),
         ({"train_samples": 1000}, ["train_samples"]),
         ({"last": 24}, ["eval_accuracy"]),
@@ -63,8 +63,6 @@ def test_messages_of_failures(write: Callable[..., Path]) -> None:
     rule = "CHECK for 'train_samples' failed in line 35 breaks the rule v['value'] == s['train_samples']"
     assert texts["train_samples"].startswith(rule)
     assert '"value": 1000' in texts["train_samples"]
-    expected = "lr is 1.162e-09 after 2,293,760 samples: it must be 5.812e-09 to 1.75e-08 (and 28 more)"
-    assert texts["train_loss"] == expected
 
 
 def test_a_published_log_of_another_name_fails_without_side_effects(
@@ -102,7 +100,8 @@ def test_rates_that_were_used_are_checked_not_only_declared_ones(write: Callable
     text = path.read_text()
     path.write_text(text.replace('"lr": ', '"lr": 1'))
     result = verdict(path)
-    assert "it must be" in result.failures["train_loss"]
+    expected = "lr is 1.116e-07 after 2,293,760 samples: it must be 1.162e-08 to 1.167e-08 (and 28 more)"
+    assert result.failures["train_loss"] == expected
     assert not result.passed
     path.write_text(text.replace('"lr": ', '"rate": '))
     assert verdict(path).unchecked[0] == "learning rate: the log states no rates"

@@ -12,7 +12,9 @@ Similar items are those of item-kNN along the stream. Two items are similar if t
 above, or both below, what user and item alone let expect: the cosine of these residuals, smaller for few users. Where
 an import drew the negatives, outcomes say nothing: items are similar there if more users have both than independent
 users would. Drawn negatives are not learned from. Similarities that an anchor of the training windows is described with
-come from outcomes before its part of the time; from the cut on they stay as they are.
+come from outcomes before its part of the time; from the cut on they stay as they are. Without these columns the model's
+AUC on MovieLens-100K is 0.764 instead of 0.771, and that of a regression on the rates 0.008 lower (0.005 to 0.010); on
+the log `courses` of benchmarks/event_quality.py the regression's is 0.002 lower (0.001 to 0.003).
 """
 
 from __future__ import annotations

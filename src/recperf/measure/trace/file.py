@@ -7,15 +7,12 @@ a file of gigabytes needs a few megabytes of memory.
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any
 
 from ...errors import DataError
 from ...files import atomic_file, open_linked, writing
@@ -212,20 +209,17 @@ def looks_like_trace(path: Path) -> bool:
 
 
 def write_trace(target: Path, events: Iterable[Event], header: Event, *, fix: str) -> int:
-    """Write a trace, gzipped if its name ends in .gz, and return its size. The file appears complete or not at all."""
+    """Write a gzipped trace and return its size. The file appears complete or not at all."""
     with writing(target, fix=fix):
         target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(target, fix=fix) as raw:
-        packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw) if target.suffix == ".gz" else nullcontext(raw)
-        with packed as bytes_:
-            file = io.TextIOWrapper(cast(BinaryIO, bytes_), encoding="ascii")
+        with gzip.open(raw, "wt", compresslevel=6, encoding="ascii") as file:
             file.write('{"traceEvents":[')
             separator = "\n"
             for event in events:
                 file.write(separator + _text(event))
                 separator = ",\n"
             file.write("\n],\n" + _text({**header, "traceName": target.name})[1:] + "\n")
-            file.detach()
         return raw.tell()
 
 
@@ -233,13 +227,5 @@ def _text(event: Event) -> str:
     try:
         return json.dumps(event, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        return json.dumps(_without_nan(event), separators=(",", ":"))
-
-
-def _without_nan(value: Any) -> Any:
-    """NaN and infinity are not JSON, and viewers stop at them."""
-    if isinstance(value, dict):
-        return {name: _without_nan(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        # NaN and infinity are not JSON, and viewers stop at them.
+        return json.dumps(json.loads(json.dumps(event), parse_constant=lambda _: None), separators=(",", ":"))

@@ -1,7 +1,7 @@
 """Renders reports as one HTML file that works offline: no other files, and two small scripts, which zoom a timeline and
 hand a trace on. Figures are drawn by matplotlib as inline SVG; they take their colours and font from the page.
 
-Importing this module needs neither matplotlib nor jinja2; rendering does (`pip install 'recperf[pages]'`).
+Importing this module needs neither matplotlib nor jinja2; rendering does.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _environment() -> Any:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[pages]'") from None
+        raise MachineError("the report needs matplotlib and jinja2", fix="pip install matplotlib jinja2") from None
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -176,7 +176,7 @@ def require_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise MachineError("the report needs matplotlib and jinja2", fix="pip install 'recperf[pages]'") from None
+        raise MachineError("the report needs matplotlib and jinja2", fix="pip install matplotlib jinja2") from None
     return matplotlib
 
 

@@ -175,7 +175,7 @@ class EventWindows:
         newest_N, scored_N = self._newest_positions, self._scored_positions(self.windows_at(None))
         users_N, items_N = self._newest_samples.ids_FN
         happened_N = torch.from_numpy((self.store.kinds(newest_N) & np.uint8(DRAWN)) == 0)
-        repeats = repeated_share(users_N[happened_N], items_N[happened_N])
+        repeats = repeated_share([(users_N[happened_N], items_N[happened_N])])
 
         def find_shares() -> RecentShares | None:
             # Items that appear after the training do not compete, so an anchor's own must not count either.
