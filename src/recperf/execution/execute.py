@@ -35,12 +35,12 @@ from ..train.checkpoint import CheckpointStore, tensor_bytes
 from ..train.config import TrainConfig
 from ..train.device import applied
 from ..units import size
-from .quality import Assessment
 from .training import Job, Reporter, SeedTraining
-from .workload import OTHER_FEATURES, Prepared, Trial, Workload
+from .workload import OTHER_FEATURES, Prepared, Trial, Workload, load
 
 if TYPE_CHECKING:
     from ..runs.loggers import Curves
+    from .quality import Assessment
     from .starting import Start
 
 Ceilings = Callable[[], Peaks | None]
@@ -89,7 +89,7 @@ def execute(
     ceilings = peaks() if peaks else None
     poll()
     with applied(settings):
-        assessment = assessment_of(run, prepared, report.notice)
+        assessment = assessment_of(workload, run, prepared, report.notice)
         # No step needs the baselines, unless beating one ends the training: they are computed after the first training.
         needed = config.train.stop_at_target and prepared.target.get("beat") is not None
         baselines = assessment.baselines() if needed else {}
@@ -107,14 +107,10 @@ def execute(
     return _conclude(job, started)
 
 
-def assessment_of(run: Run, prepared: Prepared, notice: Callable[[str], None]) -> Assessment:
-    """How the quality of a workload is assessed: by labels, or by the ranks of held-out items."""
-    targets = prepared.ranking()
-    if targets is None:
-        return Assessment(run, current(), prepared, notice)
-    from .ranked_quality import RankedAssessment
-
-    return RankedAssessment(run, current(), prepared, notice, targets)
+def assessment_of(workload: Workload, run: Run, prepared: Prepared, notice: Callable[[str], None]) -> Assessment:
+    """How the quality of a workload is assessed, as its task says."""
+    assessment: Assessment = load(workload.task.assessment)(run, current(), prepared, notice)
+    return assessment
 
 
 def _conclude(job: Job, started: Progress) -> Result:

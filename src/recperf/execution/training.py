@@ -19,9 +19,9 @@ from ..runs.result import Change
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
 from ..stop import StopFlag, name_of
+from ..tasks import merit
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch
-from ..train.config import VALIDATION, leading, merit
 from ..train.loop import Position, train
 from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
 from .workload import Predictions, Prepared, Trial, Workload, load
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from ..runs.mlperf.log import MLPerfLog
     from .starting import Start
     from .submission import Submission
-
-SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
-"""Metrics that the terminal shows of an evaluation."""
 
 
 class Reporter(Protocol):
@@ -158,7 +155,7 @@ class SeedTraining:
         if self.job.curves:
             self.job.curves.event(kind, fields)
         if kind == "metric":
-            shown = {name: fields[name] for name in SHOWN if name in fields}
+            shown = {name: fields[name] for name in self.job.workload.task.progress if name in fields}
             self.report.metric(fields["step"], fields["epoch"], shown)
         elif kind == "step" and self.submission:
             self.submission.loss(fields["step"], fields["loss"])
@@ -167,7 +164,7 @@ class SeedTraining:
         with self.job.stop.interruptible():
             # First, since a model may be completed by what these rows say.
             validation_loss = self.trial.recipe.validation_loss
-            chosen_by = {} if validation_loss is None else {VALIDATION: validation_loss()}
+            chosen_by = {} if validation_loss is None else {self.job.workload.task.choosing: validation_loss()}
             predictions = self.trial.predictions(at)
             self._predictions = at, predictions
             return {**self.trial.metrics(predictions), **chosen_by}
@@ -275,7 +272,8 @@ class SeedTraining:
         if saved["seed"] != self.seed:
             raise folders.Damaged(f"it belongs to seed {saved['seed']}")
         if any(
-            not entry["step"] <= step or leading(entry["metrics"]) not in entry["metrics"] for entry in saved["history"]
+            not entry["step"] <= step or self.job.workload.task.leading not in entry["metrics"]
+            for entry in saved["history"]
         ):
             raise folders.Damaged("its evaluations do not belong to this training")
 

@@ -12,6 +12,7 @@ from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes
 from ..measure.cost import Cost
+from ..tasks.task import Task
 from ..train.config import StartConfig, TargetConfig
 from ..units import size
 
@@ -314,6 +315,8 @@ class Workload:
 
     name: str
     summary: str
+    task: Task
+    """What it predicts, and how that is scored, compared and shown."""
     config: type
     presets: Mapping[str, Callable[[], Any]]
     """Functions that return a config, by name; the first is the default."""

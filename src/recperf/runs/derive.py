@@ -21,7 +21,8 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
-from ..train.config import ORACLES, baseline_to_beat, leading
+from ..tasks import baseline_to_beat, of
+from ..tasks.task import NDCG, ORACLES
 from .evidence import START, Evidence
 from .result import (
     SCHEMA,
@@ -137,10 +138,10 @@ def bounds(
     metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
 ) -> Iterator[tuple[str, bool]]:
     """Every bound of the target beside the value that was reached, and whether it is met: a baseline is beaten where
-    the AUC, or NDCG@10, is higher by more than the interval of the difference, or where that is not known, at all."""
+    the leading metric is higher by more than the interval of the difference, or where that is not known, at all."""
     beat = baseline_to_beat(target.beat, baselines)
     if beat is not None:
-        name = leading(metrics)
+        name = of(metrics).leading
         value, least = metrics[name], baselines[beat][name]
         place = next((row.standing for row in differences if row.baseline == beat), None)
         text = f"{name} {value:.4f} (above {least:.4f}, {beat}{f': {place}' if place else ''})"
@@ -299,8 +300,8 @@ def add_detail(quality: Quality, scores: SavedScores) -> None:
             baselines={name: rule.metrics for name, rule in facts.baselines.items()},
             interval=interval(combined(ndcg)),
             differences=tuple(
-                _difference("ndcg_10", name, metrics["ndcg_10"] - rule.metrics["ndcg_10"], ndcg, rule.ndcg_replicates)
-                for name, rule in sorted(facts.baselines.items(), key=lambda item: -item[1].metrics["ndcg_10"])
+                _difference(NDCG, name, metrics[NDCG] - rule.metrics[NDCG], ndcg, rule.ndcg_replicates)
+                for name, rule in sorted(facts.baselines.items(), key=lambda item: -item[1].metrics[NDCG])
             ),
         )
     else:
@@ -358,10 +359,17 @@ def best_of(differences: Sequence[Difference]) -> Difference | None:
 
 
 def compared(quality: Quality) -> Sequence[Difference]:
-    """The differences to every baseline that decide whether it is beaten: in AUC, or of a workload that ranks items
-    without labels in NDCG@10."""
-    ranking = quality.ranking
-    return ranking.differences if ranking and ranking.split else quality.differences
+    """The differences to every baseline in the leading metric, which decide whether it is beaten."""
+    if of(quality.metrics).ranks_items:
+        return quality.ranking.differences if quality.ranking else ()
+    return quality.differences
+
+
+def leading_interval(quality: Quality) -> Interval | None:
+    """The 95 % interval of the leading metric; None if it is not known."""
+    if of(quality.metrics).ranks_items:
+        return quality.ranking.interval if quality.ranking else None
+    return quality.interval
 
 
 def few_rows(rows: int) -> str | None:

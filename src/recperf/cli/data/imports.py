@@ -16,6 +16,8 @@ from ...data.user_files.values import TIME_UNITS
 from ...data.yambda.import_options import ImportOptions
 from ...errors import UsageError
 from ...folders import alone
+from ...tasks import CLICK_LABELS, EVENT_LABELS, NEXT_ITEM
+from ...workloads import able, find
 from ..parse import SWITCHES, OutputOptions, parse
 from ..terminal import Terminal, print_json
 from .output import count_of, print_import, progress_bars
@@ -86,7 +88,8 @@ def _import(options: Any, kind: str, name: str | Path, folder: Path) -> int:
             from ...data.yambda.imports import import_dataset
 
             facts = import_dataset(ImportOptions(**values), folder, progress=bar)
-    model = "dlrm" if is_clicks else "hstu" if options.sequences else "dlrm-v4"
+    task = CLICK_LABELS if is_clicks else NEXT_ITEM if options.sequences else EVENT_LABELS
+    model = next(model for model in able(kind) if find(model).task is task)
     facts["next"] = f"recperf run {model} --data {shlex.quote(str(name))}"
     if options.json:
         print_json(facts)
