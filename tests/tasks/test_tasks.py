@@ -77,5 +77,5 @@ def test_a_new_task_is_one_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lowest(quality) == {"r2": 0.1}
     assert target_text(result).startswith("r2 above mean")
     assert quality_fact(result) == "r2 0.4000"
-    assert "lowest error on others" in quality_table(result).note
+    assert "lowest error on others" in quality_table(result).caption
     assert tasks.chosen_evaluation([metrics, {**metrics, "validation_error": 1.0}]) == 0
