@@ -12,7 +12,18 @@ import pytest
 from recperf import tasks, workloads
 from recperf.runs.derive import meets
 from recperf.runs.report.quality_sections import lowest, quality_fact, quality_table, target_text
-from recperf.runs.result import Data, Evaluation, Performance, Provenance, Quality, Result, Target, TrialResult
+from recperf.runs.result import (
+    Data,
+    Difference,
+    Evaluation,
+    ModelInterval,
+    Performance,
+    Provenance,
+    Quality,
+    Result,
+    Target,
+    TrialResult,
+)
 from recperf.train.config import TargetConfig
 
 STARS = replace(
@@ -76,6 +87,9 @@ def test_a_new_task_is_one_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not meets({"r2": 0.1}, baselines, target)
     assert lowest(quality) == {"r2": 0.1}
     assert target_text(result).startswith("r2 above mean")
+    # An interval of the AUC says nothing about another metric.
+    quality.interval = ModelInterval(0.1, 0.2, by="rows", units=100, replicates=200)
+    quality.differences = (Difference(0.1, 0.2, "auc", "mean", 0.15, 0.0, 1, "above"),)
     assert quality_fact(result) == "r2 0.4000"
     assert "lowest error on others" in quality_table(result).caption
     assert tasks.chosen_evaluation([metrics, {**metrics, "validation_error": 1.0}]) == 0

@@ -22,7 +22,7 @@ from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
 from ..tasks import baseline_to_beat, of
-from ..tasks.task import NDCG, ORACLES
+from ..tasks.task import AUC, NDCG, ORACLES
 from .evidence import START, Evidence
 from .result import (
     SCHEMA,
@@ -269,7 +269,7 @@ def add_detail(quality: Quality, scores: SavedScores) -> None:
         replicates = [seed.auc_replicates for seed in paired]
         own = statistics.fmean(seed.auc or 0.0 for seed in paired)
         quality.differences = tuple(
-            _difference("auc", name, own - (rule.auc or 0.0), replicates, rule.auc_replicates)
+            _difference(AUC, name, own - (rule.auc or 0.0), replicates, rule.auc_replicates)
             for name, rule in sorted(baselines.items(), key=lambda item: -(item[1].auc or 0.0))
         )
         losses = {rule: values["log_loss"] for rule, values in quality.baselines.items() if "log_loss" in values}
@@ -360,16 +360,14 @@ def best_of(differences: Sequence[Difference]) -> Difference | None:
 
 def compared(quality: Quality) -> Sequence[Difference]:
     """The differences to every baseline in the leading metric, which decide whether it is beaten."""
-    if of(quality.metrics).ranks_items:
-        return quality.ranking.differences if quality.ranking else ()
-    return quality.differences
+    known = (*quality.differences, *(quality.ranking.differences if quality.ranking else ()))
+    return tuple(row for row in known if row.metric == of(quality.metrics).leading)
 
 
 def leading_interval(quality: Quality) -> Interval | None:
     """The 95 % interval of the leading metric; None if it is not known."""
-    if of(quality.metrics).ranks_items:
-        return quality.ranking.interval if quality.ranking else None
-    return quality.interval
+    known = {AUC: quality.interval, NDCG: quality.ranking.interval if quality.ranking else None}
+    return known.get(of(quality.metrics).leading)
 
 
 def few_rows(rows: int) -> str | None:

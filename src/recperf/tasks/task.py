@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 ORACLES = ("planted",)
 """Baselines that know what no model can."""
-NDCG = "ndcg_10"
+AUC, NDCG = "auc", "ndcg_10"
+"""The metrics with bootstrap intervals: of labels, and of ranked items."""
 RANKED = (NDCG, "hit_rate_10")
 """Metrics of ranked items that tables show; the first orders their rows."""
 RANKED_TITLES = {"hit_rate_10": "HR@10", NDCG: "NDCG@10", "mrr": "MRR"}

@@ -79,7 +79,7 @@ class GraphTrainConfig(TrainConfig):
     """Training whose step can be captured as a CUDA graph."""
 
     graph: Literal["auto", "on", "off"] = "auto"
-    """Replay the whole step as one CUDA graph; auto: on one GPU, with padded batches in hstu; in
+    """Replay the whole step as one CUDA graph; auto: on one GPU, with padded batches of sequences; in
     dlrm-v4 only if its kernels are so small that they take about as long as their launch."""
 
 

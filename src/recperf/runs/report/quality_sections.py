@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...tasks import baseline_to_beat, of
-from ...tasks.task import NDCG, Task
+from ...tasks.task import AUC, NDCG, Task
 from ..derive import best_of, compared, leading_interval
 from ..result import CalibrationBin, Difference, Metrics, Quality, Ranking, Result
 from .blocks import Block, Cell, Section, Table, Text, cells, table_of
@@ -20,7 +20,7 @@ def sections(result: Result) -> list[Section]:
     part, asked = result.quality, target_text(result)
     reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(result)]))
     blocks: list[Block] = [Text(f"Target: {asked}; {reached}." if asked else "No target set.", "lead")]
-    blocks += [Text(text) for text in certainty(result)]
+    blocks += [Text(text) for text in auc_certainty(result)]
     blocks += [Text(sentence(text), "warning") for text in part.warnings]
     more = [*_ranking(result), *_segments(result), *_calibration(result)]
     return [
@@ -36,8 +36,8 @@ def quality_table(result: Result) -> Table:
     ends = {"": part.interval, **(part.baseline_intervals or {})}
 
     def beside(rule: str, name: str) -> str:
-        """The 95 % interval of the leading metric; else the standard deviation over the seeds."""
-        one = ends.get(rule) if name == task.leading else None
+        """The 95 % interval of an AUC; else the standard deviation over the seeds."""
+        one = ends.get(rule) if name == AUC else None
         if one:
             return f"{one.low:.3f} to {one.high:.3f}"
         return f"± {part.spread[name]:.4f}" if not rule and name in part.spread else ""
@@ -63,7 +63,7 @@ def quality_table(result: Result) -> Table:
         seeds = f"mean ± standard deviation over {len(trials)} seeds, {trials[0]} to {trials[-1]}"
     note = f"Scored on {count(data.valid_rows)} {scored}, {seeds}; trained on {count(data.train_rows)} rows."
     if part.interval:
-        note += f" Below an {metric(task.leading)} is its 95 % interval."
+        note += " Below an AUC is its 95 % interval."
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
     if "planted" in part.baselines:
@@ -107,19 +107,19 @@ def quality_fact(result: Result) -> str:
     return f"{text}; {' and '.join(worse)} worse" if worse else text
 
 
-def certainty(result: Result) -> list[str]:
-    """How certain the leading metric of labels is, and the difference to the best baseline."""
-    part, sentences, name = result.quality, [], of(result.quality.metrics).leading
+def auc_certainty(result: Result) -> list[str]:
+    """How certain the AUC is, and the difference to the best baseline."""
+    part, sentences = result.quality, []
     bounds, best = part.interval, best_of(part.differences)
     if bounds:
         sentences.append(
-            f"{metric(name)} {part.metrics[name]:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
+            f"AUC {part.metrics[AUC]:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
             f"{bounds.replicates} bootstrap samples of {count(bounds.units)} {bounds.by}."
         )
     if best:
         seeds = f"{best.seeds} seed{'s' * (best.seeds > 1)}"
         sentences.append(
-            f"{metric(name)} {side(best.difference)} {baseline(best.baseline)} ({sides(best.low, best.high)}), "
+            f"AUC {side(best.difference)} {baseline(best.baseline)} ({sides(best.low, best.high)}), "
             f"{seeds}; the baseline is better in {percent(best.below_zero, 1)} of the bootstrap samples."
         )
     for row in part.probabilities:

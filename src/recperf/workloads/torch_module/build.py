@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from ...data.batch import ClickBatch
 from ...data.order import ClickOrder
 from ...errors import ConfigError
-from ...execution.workload import Estimate, load
+from ...execution.workload import Estimate, load, require_memory
 from ...measure.cost import Cost
 from ...measure.counting import Counter
 from ...measure.spans import declare, declared, listen, span
@@ -44,8 +43,14 @@ class PreparedModule(PreparedRows):
         clicks = clicks_of(config)
         self.columns = Columns(tuple(clicks.keys), tuple(clicks.table_rows), len(clicks.dense_names))
         self.target = bounds(config)
-        widths = [(one.in_features, one.out_features) for one in self._sketch.modules() if isinstance(one, nn.Linear)]
+        parts = list(self._sketch().modules())
+        widths = [(one.in_features, one.out_features) for one in parts if isinstance(one, nn.Linear)]
         product = max((2 * config.train.batch_size * before * after for before, after in widths), default=0)
+        self._table_bytes = sum(map(table_bytes_of, parts))
+        # Each weight has a gradient; what the optimizer needs shows only when it runs.
+        state = 2 * sum(one.nbytes for one in parts[0].parameters())
+        least = Estimate(parameters={}, table_bytes=self._table_bytes, step={}, memory={"state": state})
+        require_memory(least, fix="a smaller module or --train.batch-size")
         self.settings = choose(config.train, largest_product_flops=product)
         self.source = StoredRows(clicks, self.settings.device)
         self.data = self.source.data
@@ -56,7 +61,6 @@ class PreparedModule(PreparedRows):
         module: nn.Module = load(self.model)(self.columns, self.config)
         return module
 
-    @cached_property
     def _sketch(self) -> nn.Module:
         """The module without memory, of which only the sizes matter; with memory where it cannot be made so."""
         try:
@@ -81,7 +85,7 @@ class PreparedModule(PreparedRows):
     def table_bytes(self) -> tuple[int, int]:
         """The tables of the module, divided among the rows that its data needs."""
         rows = sum(self.columns.rows)
-        row = max(1, sum(map(table_bytes_of, self._sketch.modules())) // rows)
+        row = max(1, self._table_bytes // rows)
         return row, row * rows
 
 
