@@ -1,19 +1,14 @@
-"""The tasks: each file declares one. What trains, chooses an epoch, compares or reports asks the task. Torch-free."""
+"""What trains, chooses an epoch, compares or reports asks the task of a workload or of a result. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .click_labels import CLICK_LABELS
-from .event_labels import EVENT_LABELS
-from .next_item import NEXT_ITEM
+from .declared import CLICK_LABELS, EVENT_LABELS, NEXT_ITEM, TASKS
 from .task import ORACLES, Task
 
 __all__ = ["CLICK_LABELS", "EVENT_LABELS", "NEXT_ITEM", "ORACLES", "TASKS", "Task", "baseline_to_beat"]
 __all__ += ["chosen_evaluation", "leading_metrics", "merit", "of"]
-
-TASKS = (CLICK_LABELS, EVENT_LABELS, NEXT_ITEM)
-"""One line per task. Of several that a metric leads, reports show the first."""
 
 
 def leading_metrics() -> tuple[str, ...]:
