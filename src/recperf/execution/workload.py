@@ -377,4 +377,14 @@ def load(name: Named) -> Any:
     if not isinstance(name, str):
         return name
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    try:
+        imported = import_module(module)
+    except ModuleNotFoundError as error:
+        # Another module that is missing is for whoever wrote this one to explain.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        imported = None
+    if imported is None or not hasattr(imported, attribute):
+        what = f"{name} cannot be imported: there is no {attribute if imported else f'module {module}'}"
+        raise MachineError(what, fix="install the package that has it, or correct the name")
+    return getattr(imported, attribute)
