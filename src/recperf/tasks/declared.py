@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from .task import BIASES, NDCG, RANKED, RANKED_TITLES, Task
 
@@ -55,5 +56,10 @@ NEXT_ITEM = Task(
     assessment="recperf.execution.ranked_quality:RankedAssessment",
 )
 
+BaselineName = Literal[
+    "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting", "running_means",
+    "item_knn", "rates_regression", "recent_popularity", "item_to_item",
+]  # fmt: skip
+"""The baselines of all tasks, which a target may name."""
 TASKS = (CLICK_LABELS, EVENT_LABELS, NEXT_ITEM)
 """All tasks. Of several that are compared by the same metric, reports show the first."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..config import require, within
 from ..ops.table_rules import RuleName
+from ..tasks.declared import BaselineName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +216,7 @@ def make_schedule(config: DLRMTrainConfig, planned: int) -> Callable[[int], floa
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    beat: Literal[
-        "auto", "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting",
-        "running_means", "item_knn", "rates_regression", "recent_popularity", "item_to_item", "best", "none",
-    ] = "auto"  # fmt: skip
+    beat: Literal["auto", BaselineName, "best", "none"] = "auto"
     """Baseline whose AUC, or for next items NDCG@10, the model must exceed. auto: best for own clicks; popularity for
     next items; else user_item_bias for micro-dlrm, for dlrm-v4 and for MovieLens ids in micro-dlrm-dram; majority,
     whose AUC is 0.5, for dlrm and for virtual ids in micro-dlrm-dram. popularity: only models of events have it. best:
