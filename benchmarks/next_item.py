@@ -22,7 +22,7 @@ import torch
 from _next_item_plain import PlainTraining
 from _rows import record, row, show
 from recperf.data.next_item import NextItemData, Targets
-from recperf.train.config import RANKED
+from recperf.tasks import NEXT_ITEM
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.train.next_item import Scorer, rank
@@ -79,7 +79,7 @@ def ours(data: NextItemData, config: HSTUConfig, seed: int) -> tuple[PreparedSeq
 
 def measured(data: NextItemData, side: Side, options: argparse.Namespace, label: str) -> dict[str, float]:
     """The best epoch by validation, its test metrics, and how long training took to the goal and to that epoch."""
-    seconds, reached, best, waited = 0.0, float("nan"), {RANKED: -1.0}, 0
+    seconds, reached, best, waited = 0.0, float("nan"), {NEXT_ITEM.choosing: -1.0}, 0
     for number in range(options.epochs):
         side.sync()
         start = time.perf_counter()
@@ -92,8 +92,11 @@ def measured(data: NextItemData, side: Side, options: argparse.Namespace, label:
         if test["ndcg_10"] >= GOAL and not reached <= seconds:
             reached = seconds
         waited += 1
-        if validation["ndcg_10"] > best[RANKED]:
-            best, waited = {**test, RANKED: validation["ndcg_10"], "epoch": number + 1, "seconds": seconds}, 0
+        if validation["ndcg_10"] > best[NEXT_ITEM.choosing]:
+            best, waited = (
+                {**test, NEXT_ITEM.choosing: validation["ndcg_10"], "epoch": number + 1, "seconds": seconds},
+                0,
+            )
         print(
             f"{label}  epoch {number + 1}  {seconds:.1f} s  validation NDCG@10 {validation['ndcg_10']:.4f}  "
             f"test NDCG@10 {test['ndcg_10']:.4f}  HR@10 {test['hit_rate_10']:.4f}",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from recperf.data.config import MovieLensConfig
 from recperf.execution.workload import Estimate, TrialsConfig, Workload, quality_claims
 from recperf.measure.cost import FLOAT, Cost, adamw_update, bag_backward_dense, bag_forward, mlp_backward, mlp_forward
+from recperf.tasks import CLICK_LABELS
 from recperf.train.config import TrainConfig
 from recperf.workloads.micro_dlrm.config import describe, ratings
 
@@ -53,6 +54,7 @@ def estimate(config: DeepFMConfig, unique: int | None = None, samples: int | Non
 DEEPFM = Workload(
     name="deepfm",
     summary="DeepFM on MovieLens-100K",
+    task=CLICK_LABELS,
     config=DeepFMConfig,
     presets={"default": DeepFMConfig},
     estimate=estimate,

@@ -27,6 +27,7 @@ from recperf.runs.record import Run
 from recperf.runs.result import Throughput
 from recperf.runs.schemas import ChangeEvent, parse_events
 from recperf.stop import StopFlag
+from recperf.tasks import CLICK_LABELS
 from recperf.train.checkpoint import CheckpointStore
 from recperf.train.config import TrainConfig
 from recperf.train.loop import Position
@@ -84,7 +85,8 @@ def seed_training(
 ) -> SeedTraining:
     whole = SimpleNamespace(
         record=run, report=SimpleNamespace(live=False), stop=StopFlag(), allow=allow, log=log, config=TrainConfig(),
-        workload=SimpleNamespace(submission=None), reached=lambda metrics: False, changed=(), start=None,
+        workload=SimpleNamespace(submission=None, task=CLICK_LABELS), reached=lambda metrics: False,
+        changed=(), start=None,
         prepared=SimpleNamespace(settings=SimpleNamespace(sync=None)),
     )  # fmt: skip
     store = CheckpointStore(folder=run.folder / "checkpoints" / "seed-42", notice=pytest.fail)

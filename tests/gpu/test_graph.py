@@ -12,7 +12,7 @@ import torch
 from recperf.data.config import MovieLensConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.execution.measuring import measure_window
-from recperf.train.config import leading
+from recperf.tasks import of
 from recperf.train.device import applied
 from recperf.train.graph import GraphStep
 from recperf.train.loop import take_step
@@ -91,7 +91,7 @@ def test_the_default_is_a_graph_that_trains_as_without_one(name: str) -> None:
         assert float((state[key] - value).norm()) <= 1e-2 * float(value.norm()) + 1e-6, key
     with applied(graph.settings):
         scored = [one.metrics(one.predictions()) for one in (resumed, other)]
-        name = leading(scored[0])
+        name = of(scored[0]).leading
         assert scored[0][name] == pytest.approx(scored[1][name], abs=5e-3)
 
 

@@ -269,9 +269,10 @@ def test_rankings_are_means_over_the_seeds() -> None:
     assert 0.25 <= ranking.interval.low <= ranking.interval.high <= 0.75
     assert [part.ranking for part in quality.segments] == [{"ndcg_10": 0.5}, {"ndcg_10": 0.125}]
     assert quality.not_ranked is None
-    # With labels the AUC decides; a split of held-out items makes it the ranking.
+    # Of labels the AUC decides, of next items the ranking.
     assert derive.compared(quality) == ()
     split = detailed({**scores, "ranking": {**facts, "split": "time"}})
+    split.metrics = {"ndcg_10": 0.5}
     assert [row.baseline for row in derive.compared(split)] == ["high", "low"]
     plain = {**scores, "seeds": {"1": sampled(None, rows_digest="a", ranking=ranked(0.25))}}
     assert detailed(plain).ranking.lists is None  # type: ignore[union-attr]

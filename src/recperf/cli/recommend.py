@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """List the items that users most likely meet and like, exact over the whole catalogue: score is the
 predicted probability of a positive label, rank_score its logarithm plus that of the probability that a user meets the
-item. hstu lists the items that users most likely take next, also for histories that are not in the data. hstu and
-dlrm-v4 read each user's whole history in the store. Users and items are your own ids."""
+item. Next-item models list the items that users most likely take next, also for histories that are not in the data.
+Models of events read each user's whole history in the store. Users and items are your own ids."""
 LAST = ("score", "logit", "rank_score")
 """The last columns of a file of recommendations."""
 MOST_SHOWN = 20
@@ -35,12 +35,13 @@ class Options(ModelOptions, ForceOption):
     all_users: bool = False
     """Every user of the data."""
     history: tuple[str, ...] = ()
-    """Histories of users that need not be in the data, for hstu: ids of items separated by commas, the newest last."""
+    """For next-item models, histories of users that need not be in the data: ids of items separated by commas, the
+    newest last."""
     k: int = 10
     """Items for each user."""
     exclude_seen: bool = False
-    """Leave out the items that a user has in the training rows; with dlrm-v4 and hstu, in any event of the store or in
-    the history. hstu does so unless users take items again."""
+    """Leave out the items that a user has in the training rows; with models of events, in any event of the store or in
+    the history. Next-item models do so unless users take items again."""
     include_seen: bool = False
     """Keep these items."""
     allow_unknown: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ def import_file(
     finished import of the same file and options is left as it is."""
     kind = "clicks" if isinstance(options, ClickOptions) else "events"
     if store is not None:
-        return _described(options, store, store, progress)
+        return _described(options, store, progress)
     place = places.dataset_folder(options.name)
     datasets.refuse_other_kind(options.name, kind)
     existed = place.exists()
@@ -33,7 +32,7 @@ def import_file(
         with alone(place, what=f"importing {options.name}"):
             # An import of the other kind may have ended just before.
             datasets.refuse_other_kind(options.name, kind)
-            return _described(options, options.name, place / Path(datasets.KINDS[kind].manifest).parent, progress)
+            return _described(options, place / Path(datasets.KINDS[kind].manifest).parent, progress)
     finally:
         if not existed:
             # Of an import that failed nothing is left.
@@ -41,16 +40,12 @@ def import_file(
                 place.rmdir()
 
 
-def _described(options: Any, name: str | Path, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Import into a folder, and say what is there; commands find it by `name`."""
+def _described(options: Any, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Import into a folder, and say what is there."""
     if isinstance(options, ClickOptions):
         from .click_store.imports import make
 
-        facts = make(options, folder, reading=progress("reading", "bytes"), rows=progress("writing", "rows"))
-        model = "dlrm"
-    else:
-        from .yambda.imports import import_dataset
+        return make(options, folder, reading=progress("reading", "bytes"), rows=progress("writing", "rows"))
+    from .yambda.imports import import_dataset
 
-        facts = import_dataset(options, folder, progress=progress)
-        model = "hstu" if options.sequences else "dlrm-v4"
-    return {**facts, "next": f"recperf run {model} --data {shlex.quote(str(name))}"}
+    return import_dataset(options, folder, progress=progress)

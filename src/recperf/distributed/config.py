@@ -36,7 +36,7 @@ class DistributedConfig:
     """Sum dense gradients in buckets during the backward pass. auto: on GPUs, and on CPUs where the ranks leave a core
     free: sums are computed by a thread of their own."""
     balance: bool = True
-    """Deal the samples of a batch to ranks by counted work, so that none waits for long histories (dlrm-v4, hstu)."""
+    """Deal the samples of a batch to ranks by counted work, so that none waits for long histories."""
     timeout_s: float = 300.0
     """Seconds that a rank waits for the others before it fails. Ranks also wait for each part of a checkpoint: for the
     slowest rank to write and verify its shards, and for rank 0 to commit."""

@@ -138,7 +138,7 @@ class Division:
         return recipe
 
     def sequences(self, recipe: Recipe, model: NextItemHSTU) -> Recipe:
-        """The training of hstu by steps of all ranks."""
+        """The training of a next-item model by steps of all ranks."""
         return recipe
 
     def histories(self, recipe: Recipe, model: DLRMv4) -> Recipe:

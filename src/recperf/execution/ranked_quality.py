@@ -19,16 +19,16 @@ from ..runs.record import Run
 from ..runs.schemas import RankingFacts, SampledRanking, SampledScores, SavedScores
 from ..train.metrics import Resampling
 from .quality import Assessment, recorded_gains, rows_digest
-from .workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
+from .workload import Predictions, Prepared, ScoredRows, Trial
 
 
 class RankedAssessment(Assessment):
     """Ranks in place of labels; a replicate draws users with replacement, the same ones for every model."""
 
-    def __init__(
-        self, run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None], targets: RankedTargets
-    ) -> None:
+    def __init__(self, run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None]) -> None:
         super().__init__(run, world, prepared, notice)
+        targets = prepared.ranking()
+        assert targets is not None
         self.targets = targets
 
     def _outdated(self) -> bool:

@@ -46,7 +46,7 @@ from ..runs.resume import (
 )
 from ..runs.schemas import Machine, Progress, read_file
 from ..stop import FLAG, StopFlag, poll
-from .workload import OTHER_FEATURES, Prepared, Reporter, Trial, Workload
+from .workload import OTHER_FEATURES, Prepared, Reporter, Trial, Workload, load
 
 if TYPE_CHECKING:
     from ..runs.loggers import Curves
@@ -311,7 +311,7 @@ class TrainingRun:
         ceilings = require_peaks(None, self.report.notice) if self.peaks and current().is_leader else None
         poll()
         with applied(prepared.settings):
-            self.assessment = assessment = assessment_of(self.record, prepared, self.report.notice)
+            self.assessment = assessment = assessment_of(self.workload, self.record, prepared, self.report.notice)
             # No step needs the baselines, unless beating one ends the training: they are computed after the first one.
             needed = self.config.train.stop_at_target and prepared.target.get("beat") is not None
             self.reached = stopping_rule(self.config, assessment.baselines() if needed else {}, prepared.target)
@@ -487,16 +487,10 @@ def note_start(record: Run, loggers: tuple[str, ...] = ()) -> Progress:
     return progress
 
 
-def assessment_of(record: Run, prepared: Prepared, notice: Callable[[str], None]) -> Assessment:
-    """How the quality of a workload is assessed: by labels, or by the ranks of held-out items."""
-    targets = prepared.ranking()
-    if targets is None:
-        from .quality import Assessment
-
-        return Assessment(record, current(), prepared, notice)
-    from .ranked_quality import RankedAssessment
-
-    return RankedAssessment(record, current(), prepared, notice, targets)
+def assessment_of(workload: Workload, record: Run, prepared: Prepared, notice: Callable[[str], None]) -> Assessment:
+    """How the quality of a workload is assessed, as its task says."""
+    assessment: Assessment = load(workload.task.assessment)(record, current(), prepared, notice)
+    return assessment
 
 
 def stopping_rule(

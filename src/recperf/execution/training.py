@@ -22,9 +22,10 @@ from ..runs.result import Change
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
 from ..stop import name_of
+from ..tasks import merit
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch, tensor_bytes
-from ..train.config import VALIDATION, TrainConfig, leading, merit
+from ..train.config import TrainConfig
 from ..train.loop import Position, train
 from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
 from ..units import size
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from .quality import Assessment
     from .starting import Start
     from .submission import Submission
-
-SHOWN = ("accuracy", "auc", "log_loss", "hit_rate_10", "ndcg_10")
-"""Metrics that the terminal shows of an evaluation."""
 
 
 class RunOfSeeds(Protocol):
@@ -151,7 +149,7 @@ class SeedTraining:
         if self.whole.curves:
             self.whole.curves.event(kind, fields)
         if kind == "metric":
-            shown = {name: fields[name] for name in SHOWN if name in fields}
+            shown = {name: fields[name] for name in self.whole.workload.task.progress if name in fields}
             self.report.metric(fields["step"], fields["epoch"], shown)
         elif kind == "step" and self.submission:
             self.submission.loss(fields["step"], fields["loss"])
@@ -160,7 +158,7 @@ class SeedTraining:
         with self.whole.stop.interruptible():
             # First, since a model may be completed by what these rows say.
             validation_loss = self.trial.recipe.validation_loss
-            chosen_by = {} if validation_loss is None else {VALIDATION: validation_loss()}
+            chosen_by = {} if validation_loss is None else {self.whole.workload.task.choosing: validation_loss()}
             predictions = self.trial.predictions(at)
             self._predictions = at, predictions
             return {**self.trial.metrics(predictions), **chosen_by}
@@ -268,7 +266,8 @@ class SeedTraining:
         if saved["seed"] != self.seed:
             raise folders.Damaged(f"it belongs to seed {saved['seed']}")
         if any(
-            not entry["step"] <= step or leading(entry["metrics"]) not in entry["metrics"] for entry in saved["history"]
+            not entry["step"] <= step or self.whole.workload.task.leading not in entry["metrics"]
+            for entry in saved["history"]
         ):
             raise folders.Damaged("its evaluations do not belong to this training")
 

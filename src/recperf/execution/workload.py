@@ -12,6 +12,7 @@ from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes
 from ..measure.cost import Cost
+from ..tasks.task import Task
 from ..train.config import StartConfig, TargetConfig
 from ..units import size
 
@@ -327,21 +328,27 @@ def quality_claims(bounds: Callable[[Any], dict[str, Any]]) -> Callable[[Any], t
     return claims
 
 
+Named = str | Callable[..., Any]
+"""The "module:attribute" of a function or class, which is imported when it is used; or a function that imports it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One name a user types. Its torch-free facts are here; what needs torch is named and loaded when it is used."""
 
     name: str
     summary: str
+    task: Task
+    """What it predicts, and how that is scored, compared and shown."""
     config: type
     presets: Mapping[str, Callable[[], Any]]
     """Functions that return a config, by name; the first is the default."""
     estimate: Callable[[Any], Estimate]
     claims: Callable[[Any], tuple[Claim, ...]]
     """What the workload claims about a run with this config; `recperf check` tests each claim."""
-    checks: str
+    checks: Named
     """"module:function" that checks files and memory without training and returns a line that names the data."""
-    build: str
+    build: Named
     """"module:Class" of its `Prepared`. A workload runs on several ranks where its config has a `DistributedConfig`."""
     plan: str | None = None
     """"module:function" that counts the work of a config for `recperf plan`."""
@@ -352,7 +359,7 @@ class Workload:
     datasets: Mapping[str, Callable[[Any, Dataset], Any]] = field(default_factory=dict)
     """By kind, the datasets that it can train on: functions that take a config and a dataset and return the config for
     that dataset. They are called before the fields on a command line are set."""
-    serve: str | None = None
+    serve: Named | None = None
     """"module:Class" of the `Served` model of a config, for scoring rows after training; None where rows are random."""
     id_tables: Mapping[str, str] = field(default_factory=dict)
     """The tensors of the model's state whose row k is that of id k of an event store, with the role of the id: users,
@@ -384,7 +391,19 @@ class Workload:
         return prepared
 
 
-def load(name: str) -> Any:
-    """Import what "module:attribute" names."""
+def load(name: Named) -> Any:
+    """Import what "module:attribute" names; a function is itself."""
+    if not isinstance(name, str):
+        return name
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    try:
+        imported = import_module(module)
+    except ModuleNotFoundError as error:
+        # Another module that is missing is for whoever wrote this one to explain.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        imported = None
+    if imported is None or not hasattr(imported, attribute):
+        what = f"{name} cannot be imported: there is no {attribute if imported else f'module {module}'}"
+        raise MachineError(what, fix="install the package that has it, or correct the name")
+    return getattr(imported, attribute)

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from ..train.config import leading
+from ..tasks import of
 from .compare import Comparison, MetricChange, TimeChange, compare, has_spread
 from .evidence import Evidence
 from .report import charts, page, run_report
@@ -19,8 +19,6 @@ from .sides import Side, of_run
 
 CHANGED = 4
 """Fields of the config that a terminal shows."""
-QUALITY = ("auc", "log_loss", "ndcg_10")
-"""Metrics that it shows."""
 ROWS = 6
 """Changes in time that it shows, beside that of the step; of runs half of them."""
 TOP = 16
@@ -53,7 +51,7 @@ def report(comparison: Comparison) -> Report:
         subtitle=_differing(comparison),
         verdict="",
         measured=True,
-        facts=[fact for fact in _facts(comparison) if fact[1]],
+        facts=[fact for fact in _facts(comparison, of(comparison.quality).columns) if fact[1]],
         sections=[section for section in sections if section.blocks],
     )
 
@@ -79,7 +77,7 @@ class Compared(Comparison):
 
 def summary(comparison: Comparison) -> str:
     """The comparison in one sentence."""
-    facts = dict(_facts(comparison, (leading(comparison.quality),)))
+    facts = dict(_facts(comparison, of(comparison.quality).columns[:1]))
     score = facts["quality"] if comparison.comparable else ""
     return fmt.sentence("; ".join(filter(None, [_differing(comparison), score, facts["limit"].partition(":")[0]])))
 
@@ -91,7 +89,7 @@ def _differing(comparison: Comparison) -> str:
     return ", ".join(filter(None, [configs, time]))
 
 
-def _facts(comparison: Comparison, metrics: tuple[str, ...] = QUALITY) -> list[tuple[str, str]]:
+def _facts(comparison: Comparison, metrics: tuple[str, ...]) -> list[tuple[str, str]]:
     fields = [f"{name}: {' → '.join(map(fmt.setting, values))}" for name, values in comparison.config.items()]
     more = [f"and {len(fields) - CHANGED} more fields"] if len(fields) > CHANGED else []
     scores = "; ".join(_change(name, comparison.quality[name]) for name in metrics if name in comparison.quality)

@@ -20,7 +20,8 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
-from ..train.config import ORACLES, baseline_to_beat, leading
+from ..tasks import baseline_to_beat, of
+from ..tasks.task import AUC, NDCG, ORACLES
 from .evidence import START, Evidence
 from .result import (
     SCHEMA,
@@ -134,10 +135,10 @@ def bounds(
     metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
 ) -> Iterator[tuple[str, bool]]:
     """Every bound of the target beside the value that was reached, and whether it is met: a baseline is beaten where
-    the AUC, or NDCG@10, is higher by more than the interval of the difference, or where that is not known, at all."""
+    the leading metric is higher by more than the interval of the difference, or where that is not known, at all."""
     beat = baseline_to_beat(target.beat, baselines)
     if beat is not None:
-        name = leading(metrics)
+        name = of(metrics).leading
         value, least = metrics[name], baselines[beat][name]
         place = next((row.standing for row in differences if row.baseline == beat), None)
         text = f"{name} {value:.4f} (above {least:.4f}, {beat}{f': {place}' if place else ''})"
@@ -257,7 +258,7 @@ def add_detail(quality: Quality, scores: SavedScores) -> None:
         replicates = [seed.auc_replicates for seed in paired]
         own = statistics.fmean(seed.auc or 0.0 for seed in paired)
         quality.differences = tuple(
-            _difference("auc", name, own - (rule.auc or 0.0), replicates, rule.auc_replicates)
+            _difference(AUC, name, own - (rule.auc or 0.0), replicates, rule.auc_replicates)
             for name, rule in sorted(baselines.items(), key=lambda item: -(item[1].auc or 0.0))
         )
         losses = {rule: values["log_loss"] for rule, values in quality.baselines.items() if "log_loss" in values}
@@ -288,8 +289,8 @@ def add_detail(quality: Quality, scores: SavedScores) -> None:
             baselines={name: rule.metrics for name, rule in facts.baselines.items()},
             interval=interval(combined(ndcg)),
             differences=tuple(
-                _difference("ndcg_10", name, metrics["ndcg_10"] - rule.metrics["ndcg_10"], ndcg, rule.ndcg_replicates)
-                for name, rule in sorted(facts.baselines.items(), key=lambda item: -item[1].metrics["ndcg_10"])
+                _difference(NDCG, name, metrics[NDCG] - rule.metrics[NDCG], ndcg, rule.ndcg_replicates)
+                for name, rule in sorted(facts.baselines.items(), key=lambda item: -item[1].metrics[NDCG])
             ),
         )
     else:
@@ -347,10 +348,15 @@ def best_of(differences: Sequence[Difference]) -> Difference | None:
 
 
 def compared(quality: Quality) -> Sequence[Difference]:
-    """The differences to every baseline that decide whether it is beaten: in AUC, or of a workload that ranks items
-    without labels in NDCG@10."""
-    ranking = quality.ranking
-    return ranking.differences if ranking and ranking.split else quality.differences
+    """The differences to every baseline in the leading metric, which decide whether it is beaten."""
+    known = (*quality.differences, *(quality.ranking.differences if quality.ranking else ()))
+    return tuple(row for row in known if row.metric == of(quality.metrics).leading)
+
+
+def leading_interval(quality: Quality) -> Interval | None:
+    """The 95 % interval of the leading metric; None if it is not known."""
+    known = {AUC: quality.interval, NDCG: quality.ranking.interval if quality.ranking else None}
+    return known.get(of(quality.metrics).leading)
 
 
 def few_rows(rows: int) -> str | None:

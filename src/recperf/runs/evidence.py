@@ -23,8 +23,8 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
 from ..measure.profile_records import SCHEMA as PROFILE_SCHEMA
 from ..measure.trace.file import looks_like_trace
+from ..tasks import chosen_evaluation, merit, of
 from ..train.checkpoint_folder import StoredFile, file_fault
-from ..train.config import chosen_evaluation, leading, merit
 from .record import PROFILE_MARK, read_saved_config
 from .result import SCHEMA, Data, Evaluation, Metrics, Result, TrialResult
 from .schemas import BadEvent, Event, Machine, Progress, SavedConfig, Scores, Step, parse_events, read_file
@@ -187,7 +187,7 @@ class Evidence:
         for event in self.events(Scores, seed=seed):
             if event.split == "valid":
                 metrics = fit(event.metrics, Metrics)
-                if isinstance(metrics, Problem) or leading(metrics) not in metrics or event.epoch is None:
+                if isinstance(metrics, Problem) or of(metrics).leading not in metrics or event.epoch is None:
                     raise DataError(f"events.jsonl has an evaluation of seed {seed} that is damaged")
                 history.append(Evaluation(step=event.step, epoch=event.epoch, metrics=metrics))
         if not history:

@@ -13,13 +13,13 @@ from ..measure.records import Percentiles
 SCHEMA = 3
 
 Metrics = dict[str, Number]
-"""accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins); of hstu
-hit_rate_10, ndcg_10, mrr and validation_ndcg_10; of a model whose epoch was chosen on rows inside the training time,
-validation_log_loss of these."""
+"""accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins); of next
+items hit_rate_10, ndcg_10, mrr and validation_ndcg_10; of a model whose epoch was chosen on rows inside the training
+time, validation_log_loss of these."""
 
 
 Baselines = Annotated[dict[str, Metrics], Meta(min_length=1)]
-"""Metrics of simple rules on the same split: majority, item_bias, user_item_bias; popularity for dlrm-v4."""
+"""Metrics of simple rules on the same split: majority, item_bias, user_item_bias; popularity for events."""
 
 
 class Evaluation(Struct):
@@ -37,8 +37,8 @@ class TrialResult(Struct, omit_defaults=True):
     metrics: Metrics
     """After the last step or, where validation chose the epoch, after that."""
     best: Evaluation
-    """The evaluation with the highest AUC: optimistic, because it is chosen on the validation rows. Of hstu, that with
-    the highest NDCG@10 of validation items."""
+    """The evaluation with the highest AUC: optimistic, because it is chosen on the validation rows. Of next items, that
+    with the highest NDCG@10 of validation items."""
     stopped_early: int | None = None
     """Steps done when the target was met or validation no longer improved; None: training ran to its end."""
 
@@ -47,7 +47,7 @@ class Target(Struct):
     """What had to be reached; None: no bound."""
 
     beat: str | None
-    """The baseline whose AUC, or NDCG@10 of hstu, had to be exceeded."""
+    """The baseline whose AUC, or of next items NDCG@10, had to be exceeded."""
     accuracy: Number | None
     auc: Number | None
 
@@ -137,7 +137,7 @@ class Ranking(Struct, omit_defaults=True):
     """Of each user's ten highest items: coverage, overlap, same_first and popularity; None where not all items
     compete."""
     split: str | None = None
-    """Of hstu, which ranks held-out items: leave-one-out or time. There, ties count against the held-out item."""
+    """Of next items, which are ranked: leave-one-out or time. There, ties count against the held-out item."""
 
 
 class Quality(Struct, omit_defaults=True):

@@ -23,16 +23,16 @@ from msgspec import to_builtins
 from ..errors import RecperfError, notice_once
 from ..files import open_regular
 from ..jsonfile import Struct
-from ..train.config import leading
+from ..tasks import leading_metrics, of
 from . import step_report
 from .compare_report import html_of_runs
+from .derive import leading_interval
 from .evidence import Evidence, curve, read_peaks
 from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
 from .report.profile_report import report as profile_report
-from .report.run_report import CURVES
 from .schemas import BadEvent, Event, parse_events
 
 HOST = "127.0.0.1"
@@ -116,7 +116,7 @@ class Runs:
         folder = self.named(name)
         with self._lock:
             events = self._logs.setdefault(name, Log(folder / "events.jsonl")).read()
-        metric = next((one for one in CURVES if curve(events, one)), "")
+        metric = next((one for one in leading_metrics() if curve(events, one)), "")
         series = {"training loss": curve(events, "loss"), fmt.metric(metric) if metric else "": curve(events, metric)}
         return {
             title: [[group.step, group.mean] for group in grouped(points)] for title, points in series.items() if points
@@ -183,8 +183,8 @@ def _entry(name: str, folder: Path) -> RunEntry:
         result = run.result
         entry.state = "finished"
         quality, performance = result.quality, result.performance
-        if (metric := leading(quality.metrics)) in quality.metrics:
-            ends = quality.ranking.interval if metric == "ndcg_10" and quality.ranking else quality.interval
+        if (metric := of(quality.metrics).leading) in quality.metrics:
+            ends = leading_interval(quality)
             spread = f" ({ends.low:.3f} to {ends.high:.3f})" if ends else ""
             entry.quality = f"{fmt.metric(metric)} {quality.metrics[metric]:.4f}{spread}"
         entry.speed = fmt.throughput(performance.steady or performance.overall)

@@ -4,13 +4,14 @@ Torch-free."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..config import require, within
 from ..ops.table_rules import RuleName
+from ..tasks.declared import BaselineName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class GraphTrainConfig(TrainConfig):
     """Training whose step can be captured as a CUDA graph."""
 
     graph: Literal["auto", "on", "off"] = "auto"
-    """Replay the whole step as one CUDA graph; auto: on one GPU, with padded batches in hstu; in
+    """Replay the whole step as one CUDA graph; auto: on one GPU, with padded batches of sequences; in
     dlrm-v4 only if its kernels are so small that they take about as long as their launch."""
 
 
@@ -215,14 +216,11 @@ def make_schedule(config: DLRMTrainConfig, planned: int) -> Callable[[int], floa
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    beat: Literal[
-        "auto", "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting",
-        "running_means", "item_knn", "rates_regression", "recent_popularity", "item_to_item", "best", "none",
-    ] = "auto"  # fmt: skip
-    """Baseline whose AUC, or for hstu NDCG@10, the model must exceed. auto: best for own clicks; else user_item_bias
-    for micro-dlrm, for dlrm-v4 and for MovieLens ids in micro-dlrm-dram; majority, whose AUC is 0.5, for dlrm and for
-    virtual ids in micro-dlrm-dram. popularity: only dlrm-v4 and hstu have it. best: whichever of the run's baselines
-    has the highest value, except the true model of synthetic data."""
+    beat: Literal["auto", BaselineName, "best", "none"] = "auto"
+    """Baseline whose AUC, or for next items NDCG@10, the model must exceed. auto: best for own clicks; popularity for
+    next items; else user_item_bias for micro-dlrm, for dlrm-v4 and for MovieLens ids in micro-dlrm-dram; majority,
+    whose AUC is 0.5, for dlrm and for virtual ids in micro-dlrm-dram. popularity: only models of events have it. best:
+    whichever of the run's baselines has the highest value, except the true model of synthetic data."""
     accuracy: float | None = None
     """Validation accuracy to reach; none means 0.71 on the real MovieLens-100K with the random split, else no bound."""
     auc: float | None = None
@@ -258,13 +256,6 @@ def settings_for_rows(rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-VALIDATION = "validation_log_loss"
-"""The metric that chooses the epoch: of rows inside the training time, which are neither trained on nor scored."""
-RANKED = "validation_ndcg_10"
-"""Of a workload that ranks items: the metric of validation items that chooses the epoch."""
-CHOOSING = (VALIDATION, RANKED)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StartConfig:
     """The run whose weights training starts with: rows are matched by own ids. Rows of new ids and the optimizer of the
@@ -279,47 +270,6 @@ class StartConfig:
 
     def __post_init__(self) -> None:
         within(0, self.forget_days, 1 << 20, "start.forget_days")
-
-
-def leading(metrics: Mapping[str, object]) -> str:
-    """The metric that models are compared by: AUC, or NDCG@10 where items are ranked and nothing is labelled."""
-    return "auc" if "auc" in metrics else "ndcg_10"
-
-
-def merit(metrics: Mapping[str, float]) -> float:
-    """What the evaluations of a training are compared by; higher is better."""
-    if VALIDATION in metrics:
-        return -metrics[VALIDATION]
-    return metrics[RANKED] if RANKED in metrics else metrics[leading(metrics)]
-
-
-def chosen_evaluation(history: Sequence[Mapping[str, float]]) -> int:
-    """Which evaluation has the weights that a training ends with, from their metrics: the one with the lowest
-    validation log loss, or the highest validation NDCG@10, or, where no rows choose, the last."""
-    if not any(name in history[-1] for name in CHOOSING):
-        return len(history) - 1
-    return max(range(len(history)), key=lambda place: merit(history[place]))
-
-
-ORACLES = ("planted",)
-"""Baselines that know what no model can."""
-
-
-def baseline_to_beat(beat: str | None, baselines: Mapping[str, Mapping[str, float]]) -> str | None:
-    """The baseline that a target's `beat` means: of best, the one with the highest AUC, or NDCG@10, that does not know
-    what no model can."""
-    scored = {
-        name: metrics[leading(metrics)]
-        for name, metrics in baselines.items()
-        if leading(metrics) in metrics and name not in ORACLES
-    }
-    return max(scored, key=lambda name: scored[name]) if beat == "best" and scored else beat
-
-
-BIASES = ("user_item_bias", "item_bias", "majority")
-"""Baselines of data with users and items, the strongest first."""
-CLICK_RULES = ("logistic", *BIASES, "gradient_boosting")
-"""Baselines of own clicks."""
 
 
 Way = Literal["auto", "fused", "plain"]

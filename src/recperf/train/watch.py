@@ -22,7 +22,7 @@ from ..measure.clocks import StepMarks, timing_event
 from ..measure.peaks.other_work import OtherWork
 from ..ops.arguments import raise_if_any
 from ..stop import reached
-from .config import CHOOSING, chosen_evaluation, merit
+from ..tasks import chosen_evaluation, merit, of
 from .loop import Position, Recipe, RecordNorm
 
 
@@ -371,7 +371,8 @@ class Watchers:
     def _saves_score(self, position: Position) -> bool:
         ends = position.step >= self.recipe.steps or self.evaluator.met
         # The best of these is read back in the end.
-        validated = any(name in self.evaluator.history[-1]["metrics"] for name in CHOOSING)
+        metrics = self.evaluator.history[-1]["metrics"]
+        validated = of(metrics).choosing in metrics
         return self.save_scored or validated or (self.save_end and ends)
 
     def _score(self, position: Position) -> bool:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..data.batch import ClickBatch
 from ..data.click_store.imported import ImportedClicks
 from ..data.clicks import Clicks, dense_features
 from ..data.order import ClickOrder
@@ -71,8 +72,12 @@ class ServedClicks(Served):
         for batch in ClickOrder(store=rows, batch_size=self.batch_size, seed=0, split="valid").cut():
             poll()
             batch = batch.to(self.settings.device)
-            logits.append(self.model(batch.dense_BD, batch.features))
+            logits.append(self.logits_of(batch))
         return torch.cat(logits).cpu()
+
+    def logits_of(self, batch: ClickBatch) -> Tensor:
+        logits_B: Tensor = self.model(batch.dense_BD, batch.features)
+        return logits_B
 
     def first(self, inputs: Rows, rows: int) -> Rows:
         return inputs.take(np.arange(min(rows, len(inputs))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from ..data.order import WHOLE, ClickOrder, RankPart, Samples
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Division, SharedScores
-from ..execution.workload import Predictions, Prepared, ScoredRows
+from ..execution.workload import Predictions, Prepared, ScoredRows, Trial
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
@@ -161,21 +162,15 @@ class PreparedRows(Prepared):
         return self.source.verified()
 
 
-class DLRMTrialState:
-    """The tables of a DLRM trial, the metrics of its predictions, and the state that a checkpoint saves."""
+class ClickTrialState(Trial):
+    """The predictions of a trial on clicks, and their metrics."""
 
     prepared: Any
     seed: int
-    model: DLRM
-    optimizer: Optimizer
     ranks = Division()
 
-    def tiers(self) -> TieredRows | None:
-        return getattr(self.model.embeddings, "tiers", None)
-
-    def logits_of(self, batch: ClickBatch) -> Tensor:
-        logits_B: Tensor = self.model(batch.dense_BD, batch.features)
-        return logits_B
+    @abstractmethod
+    def logits_of(self, batch: ClickBatch) -> Tensor: ...
 
     @torch.no_grad()
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
@@ -216,6 +211,20 @@ class DLRMTrialState:
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         return binary_metrics(predictions.logits_N, predictions.labels_N)
+
+
+class DLRMTrialState(ClickTrialState):
+    """The tables of a DLRM trial, and the state that a checkpoint saves."""
+
+    model: DLRM
+    optimizer: Optimizer
+
+    def tiers(self) -> TieredRows | None:
+        return getattr(self.model.embeddings, "tiers", None)
+
+    def logits_of(self, batch: ClickBatch) -> Tensor:
+        logits_B: Tensor = self.model(batch.dense_BD, batch.features)
+        return logits_B
 
     def tables(self) -> list[tuple[str, int]]:
         """Name and rows of each table."""

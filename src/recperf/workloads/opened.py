@@ -165,9 +165,9 @@ class OpenRun:
 
         `users` are own ids, as a list or as a column of a frame. For next-item models they may be lists of own item
         ids, the newest last: histories of users that need not be in the data; the column `history` counts them from 1.
-        With `exclude_seen`, items that a user has in the training rows are left out; with dlrm-v4 and hstu, those of
-        any event of the store or of the history. hstu does so by default where users take no item twice. Unknown users
-        and items are as in `score`.
+        With `exclude_seen`, items that a user has in the training rows are left out; models of events leave out those
+        of any event of the store or of the history. Next-item models do so by default where users take no item twice.
+        Unknown users and items are as in `score`.
         """
         from ..data.rows import pyarrow
         from ..execution.recommending import Requests, recommend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +13,9 @@ from ...data.click_store.options import ClickOptions
 from ...data.user_files.values import TIME_UNITS
 from ...data.yambda.import_options import ImportOptions
 from ...errors import UsageError
+from ...tasks import CLICK_LABELS, EVENT_LABELS, NEXT_ITEM
 from ...terminal import Terminal, print_json
+from ...workloads import able, find
 from ..parse import SWITCHES, OutputOptions, parse
 from .output import count_of, print_import, progress_bars
 
@@ -54,6 +57,10 @@ def import_file(arguments: list[str]) -> int:
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     with progress_bars(terminal, resumable=False) as bar:
         facts = importing.import_file(asked_for(**values), store=options.store, progress=bar)
+    kind = "clicks" if is_clicks else "events"
+    task = CLICK_LABELS if is_clicks else NEXT_ITEM if options.sequences else EVENT_LABELS
+    model = next(model for model in able(kind) if find(model).task is task)
+    facts["next"] = f"recperf run {model} --data {shlex.quote(str(options.store or options.name))}"
     if options.json:
         print_json(facts)
     else:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...jsonfile import Number, Struct
+from ...tasks import of
+from ...tasks.task import RANKED
 from ..derive import best_of, combined, interval
 from ..evidence import Evidence
 from ..result import Difference, Interval, Metrics, Result
@@ -20,8 +22,6 @@ from .formats import NONE, NOT_MEASURED, baseline, count, metric
 from .quality_sections import TONES
 
 SCHEMA = 1
-LABELS, ITEMS = ("auc", "log_loss"), ("ndcg_10", "hit_rate_10")
-"""Columns of a table of labelled rows and of one of ranked items; the first one orders the rows."""
 
 
 class BenchModel(Struct):
@@ -130,7 +130,8 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[t
     """The rows of one run: those scored by label, and those of held-out items ranked among others; each table with what
     must be equal for another run's rows to join it."""
     quality, split = result.quality, result.data.split
-    if "auc" in quality.metrics:
+    task = of(quality.metrics)
+    if not task.ranks_items:
         place = best_of(quality.differences)
         own = BenchRow(model.workload, quality.metrics, _intervals(list(scores.seeds.values())), model, place)
         rules = [
@@ -138,13 +139,13 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[t
             for name, values in quality.baselines.items()
         ]
         scored = f"{count(result.data.valid_rows)} held-out rows"
-        table = BenchTable("labels", split, scored, LABELS, [own, *rules])
+        table = BenchTable("labels", split, scored, task.columns, [own, *rules])
         yield ("labels", split, scored, scores.rows_digest), table
     ranking = quality.ranking
     if ranking is None:
         return
     facts = scores.ranking.baselines if scores.ranking else {}
-    place, first = best_of(ranking.differences), ITEMS[0]
+    place, first = best_of(ranking.differences), RANKED[0]
     own = BenchRow(model.workload, ranking.metrics, {first: ranking.interval}, model, place)
     rules = [
         BenchRow(name, values, {first: interval(facts[name].ndcg_replicates)} if name in facts else {})
@@ -155,8 +156,8 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[t
     if ranking.repeats is not None:
         scored += f", those that the user already had {'included' if ranking.repeats else 'left out'}"
     # A model that ranks by predicted labels ranks positive rows; one that predicts the next item ranks any.
-    task = "next items" if ranking.split else "positive items"
-    yield (task, split, scored, scores.rows_digest), BenchTable(task, split, scored, ITEMS, [own, *rules])
+    title = "next items" if task.ranks_items else "positive items"
+    yield (title, split, scored, scores.rows_digest), BenchTable(title, split, scored, RANKED, [own, *rules])
 
 
 def _intervals(sampled: list[SampledScores]) -> dict[str, Interval]:

@@ -11,26 +11,16 @@ from msgspec.structs import replace
 from ... import units
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
+from ...tasks import TASKS
 from ..result import Difference, Overall, Throughput
 
 NONE = "–"
 """Shown where a row has no value."""
 NOT_MEASURED = "not measured"
 
-METRICS = {
-    "auc": "AUC", "lifetime_auc": "lifetime AUC", "hit_rate_10": "HR@10", "ndcg_10": "NDCG@10", "mrr": "MRR",
-    "validation_ndcg_10": "validation NDCG@10",
-}  # fmt: skip
-BASELINES = {
-    "user_item_bias": "user + item bias",
-    "item_bias": "item bias",
-    "majority": "majority class",
-    "popularity": "item popularity",
-    "recent_popularity": "item popularity just before",
+METRICS = {name: title for task in TASKS for name, title in task.titles.items()}
+BASELINES = {name: title for task in TASKS for name, title in task.baselines.items()} | {
     "positives": "items' positive rows",
-    "item_knn": "item-kNN",
-    "item_to_item": "counts of what follows the last items",
-    "rates_regression": "logistic regression on running rates",
     "planted": "true model of the synthetic data",
 }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...train.config import CHOOSING, RANKED, VALIDATION, baseline_to_beat, leading
-from ..derive import best_of, compared
+from ...tasks import baseline_to_beat, of
+from ...tasks.task import AUC, NDCG, Task
+from ..derive import best_of, compared, leading_interval
 from ..result import CalibrationBin, Difference, Metrics, Quality, Ranking, Result
 from .blocks import Block, Cell, Section, Table, Text, cells, table_of
 from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
@@ -30,13 +31,13 @@ def sections(result: Result) -> list[Section]:
 
 def quality_table(result: Result) -> Table:
     """The metrics of the model above those of the baselines."""
-    part, data = result.quality, result.data
-    names = [name for name in part.metrics if name not in CHOOSING]
+    part, data, task = result.quality, result.data, of(result.quality.metrics)
+    names = [name for name in part.metrics if name != task.choosing]
     ends = {"": part.interval, **(part.baseline_intervals or {})}
 
     def beside(rule: str, name: str) -> str:
         """The 95 % interval of an AUC; else the standard deviation over the seeds."""
-        one = ends.get(rule) if name == "auc" else None
+        one = ends.get(rule) if name == AUC else None
         if one:
             return f"{one.low:.3f} to {one.high:.3f}"
         return f"± {part.spread[name]:.4f}" if not rule and name in part.spread else ""
@@ -54,10 +55,8 @@ def quality_table(result: Result) -> Table:
         )
         rows.append((title, *values))
     scored = "validation rows after the last step (not the best epoch)"
-    if VALIDATION in part.metrics:
-        scored = "held-out rows after the epoch with the lowest log loss on others, inside the training time"
-    elif RANKED in part.metrics:
-        scored = "test items after the epoch with the highest NDCG@10 of validation items"
+    if task.choosing in part.metrics:
+        scored = task.scored_rows
     trials = [entry.seed for entry in part.seeds]
     seeds = f"with one seed ({trials[0]})"
     if len(trials) > 1:
@@ -78,7 +77,7 @@ def lowest(quality: Quality) -> dict[str, float]:
     target = {name: bound for name, bound in named.items() if bound is not None}
     beat = baseline_to_beat(quality.target.beat, quality.baselines)
     if beat:
-        name = leading(quality.metrics)
+        name = of(quality.metrics).leading
         target[name] = max(quality.baselines[beat][name], target.get(name, 0.0))
     return target
 
@@ -87,7 +86,7 @@ def target_text(result: Result) -> str:
     """What had to be reached; empty if no target was set."""
     target, baselines = result.quality.target, result.quality.baselines
     beat = baseline_to_beat(target.beat, baselines)
-    name = leading(result.quality.metrics)
+    name = of(result.quality.metrics).leading
     parts = [f"{metric(name)} above {baseline(beat)} ({baselines[beat][name]:.4f})"] if beat else []
     named = {"accuracy": target.accuracy, "auc": target.auc}
     parts += [f"{metric(name)} at least {bound:g}" for name, bound in named.items() if bound is not None]
@@ -97,14 +96,13 @@ def target_text(result: Result) -> str:
 def quality_fact(result: Result) -> str:
     """The leading metric with its interval, and where it stands beside the best baseline; of a model that predicts
     labels, where its ranking stands, and whether its log loss or calibration is worse."""
-    part, name = result.quality, leading(result.quality.metrics)
-    ranking = part.ranking
-    ends = ranking.interval if name == "ndcg_10" and ranking else part.interval if name == "auc" else None
+    part, task = result.quality, of(result.quality.metrics)
+    name, ranking, ends = task.leading, part.ranking, leading_interval(part)
     text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
     if best := best_of(compared(part)):
         text += f", {stands(best)}"
-    if ranking and not ranking.split and (best := best_of(ranking.differences)):
-        text += f"; NDCG@10 {stands(best)}"
+    if ranking and not task.ranks_items and (best := best_of(ranking.differences)):
+        text += f"; {metric(NDCG)} {stands(best)}"
     worse = [metric(row.metric) for row in part.probabilities if row.standing == "above"]
     return f"{text}; {' and '.join(worse)} worse" if worse else text
 
@@ -115,7 +113,7 @@ def auc_certainty(result: Result) -> list[str]:
     bounds, best = part.interval, best_of(part.differences)
     if bounds:
         sentences.append(
-            f"AUC {part.metrics['auc']:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
+            f"AUC {part.metrics[AUC]:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
             f"{bounds.replicates} bootstrap samples of {count(bounds.units)} {bounds.by}."
         )
     if best:
@@ -140,11 +138,12 @@ def lists_text(lists: Metrics) -> str:
     )
 
 
-def _ranked_by(ranking: Ranking) -> str:
-    if ranking.split:
+def _ranked_by(ranking: Ranking, task: Task) -> str:
+    if ranking.split and ranking.split in task.held_out:
         own = "compete too" if ranking.repeats else "do not compete"
-        held_out = "the last item of each user" if ranking.split == "leave-one-out" else "each user's first later item"
-        return f"Ranked is {held_out}; items that the user already had {own}; ties count against it."
+        return (
+            f"Ranked is {task.held_out[ranking.split]}; items that the user already had {own}; ties count against it."
+        )
     if meeting := ranking.meeting:
         return (
             f"Candidates are ranked by the probability that the user meets the item, {meeting}, times the predicted "
@@ -175,14 +174,14 @@ def outcome(result: Result) -> str:
 
 
 def _ranking(result: Result) -> list[Block]:
-    part = result.quality
+    part, task = result.quality, of(result.quality.metrics)
     ranking = part.ranking
     if not ranking:
         why = part.not_ranked
         return [Text(f"Items were not ranked: {why}.", "note")] if why else []
     lists = [Text(sentence(lists_text(ranking.lists)), "note")] if ranking.lists else []
-    if ranking.split:
-        return [_ranking_table(result.workload, ranking, _ranked_by(ranking)), *lists]
+    if task.ranks_items:
+        return [_ranking_table(result.workload, ranking, _ranked_by(ranking, task)), *lists]
     among = f"all {count(ranking.catalogue)} items"
     if ranking.negatives:
         among = f"{count(ranking.negatives)} items drawn for each user from {count(ranking.catalogue)}"
@@ -190,7 +189,7 @@ def _ranking(result: Result) -> list[Block]:
     note = (
         f"The first positive held-out row of {count(ranking.users)} users, ranked among {among} that "
         f"have training rows. Items that a user already had {own} items; ties "
-        f"count as if broken at random. {_ranked_by(ranking)}"
+        f"count as if broken at random. {_ranked_by(ranking, task)}"
     )
     if ranking.meeting:
         note += " So are those of baselines that predict labels; the others are ranked by how many rows an item has."
@@ -205,7 +204,7 @@ def _ranking_table(workload: str, ranking: Ranking, note: str) -> Table:
         values = [f"{ranking.baselines[row.baseline][one]:.4f}" for one in names]
         difference = Cell(side(row.difference), TONES[row.standing], second_line=sides(row.low, row.high))
         rows.append(cells(Cell(baseline(row.baseline), swatch="other"), *values, difference))
-    return Table(("", *(metric(name) for name in names), "NDCG@10 of the model"), rows, note)
+    return Table(("", *(metric(name) for name in names), f"{metric(NDCG)} of the model"), rows, note)
 
 
 def _segments(result: Result) -> list[Block]:

@@ -9,6 +9,7 @@ from msgspec import structs
 from ...config import flatten
 from ...measure.limits import roofline
 from ...measure.profile_records import Pair, Profile
+from ...tasks import of
 from ..evidence import Evidence, curve
 from ..result import Result
 from ..resume import change_text, is_free
@@ -21,8 +22,6 @@ from .formats import NONE, NOT_MEASURED, count, metric
 from .quality_sections import lowest, outcome, quality_fact, target_text
 from .step_sections import advice_facts, headline, keyed
 
-CURVES = ("auc", "accuracy", "log_loss", "ndcg_10")
-"""Metrics over the steps; the first that was evaluated is drawn."""
 UNSTEADY = 1.25
 """Ratio of the step times of training and profile above which the page warns."""
 
@@ -147,7 +146,7 @@ def training(run: Evidence, key: str) -> Section:
     evaluations = [event for event in run.events(Scores) if event.kind == "metric"]
     if not losses and not evaluations:
         return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
-    name = next((name for name in CURVES if curve(run.log, name)), "auc")
+    name = of(run.result.quality.metrics).leading
     title, bound = f"validation {metric(name)}", lowest(run.result.quality).get(name)
     by_title = {"training loss": losses, "gradient norm": norms, title: curve(run.log, name)}
     panels = {panel: series for panel, series in by_title.items() if series}

@@ -17,8 +17,8 @@ from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
+from ...tasks import CLICK_LABELS
 from ...train.config import (
-    CLICK_RULES,
     PLAIN,
     VALIDATION_SHARE,
     DLRMTrainConfig,
@@ -329,13 +329,14 @@ def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
 def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
     """The bounds a result is judged by: without rows of a user the only baseline is the majority class."""
     if config.data.source == "clicks":
-        return config.target.bounds("best", *CLICK_RULES)
+        return config.target.bounds("best", *CLICK_LABELS.baselines)
     return config.target.bounds("majority")
 
 
 DLRM = Workload(
     name="dlrm",
     summary="the classic DLRM and DCNv2 on synthetic batches or imported clicks; the profiling experiment",
+    task=CLICK_LABELS,
     config=DLRMWorkloadConfig,
     presets={
         "experiment": experiment,

@@ -22,7 +22,9 @@ from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
 from ...models.tiers.config import TablesConfig
 from ...runs.mlperf.log import SubmissionConfig
-from ...train.config import BIASES, GraphTrainConfig, TargetConfig
+from ...tasks import EVENT_LABELS
+from ...tasks.task import BIASES
+from ...train.config import GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -317,6 +319,7 @@ def bounds(config: DLRMv4WorkloadConfig, *, neighbours: bool = True) -> dict[str
 DLRM_V4 = Workload(
     name="dlrm-v4",
     summary="HSTU on listening events (MLPerf's DLRMv4); trained on the past and scored on the future",
+    task=EVENT_LABELS,
     config=DLRMv4WorkloadConfig,
     presets={"laptop": laptop, "gpu": gpu, "mlperf": mlperf},
     estimate=estimate,

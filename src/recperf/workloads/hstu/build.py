@@ -32,7 +32,7 @@ from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...ops.table_rules import RULES
 from ...stop import poll
-from ...train.config import RANKED
+from ...tasks import NEXT_ITEM
 from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
 from ...train.feeds import PlacedOrder
 from ...train.graph import GraphStep
@@ -314,7 +314,7 @@ class SequenceTrial(Trial):
         assert predictions.ranks_N is not None
         validation = self.ranked(self.prepared.sequences.validation)
         scored = self.prepared.ranking().metrics(predictions.ranks_N)
-        return {**scored, RANKED: validation.metrics()["ndcg_10"]}
+        return {**scored, NEXT_ITEM.choosing: validation.metrics()[NEXT_ITEM.leading]}
 
     def rows_of(self, batch: SequenceBatch | WindowBatch) -> Tensor:
         if isinstance(batch, WindowBatch):

@@ -14,12 +14,12 @@ from ...execution.workload import Estimate, TrialsConfig, Workload, quality_clai
 from ...measure.cost import FLOAT
 from ...models.next_item.config import NextItemConfig, memory, step
 from ...models.tiers.config import TablesConfig
+from ...tasks import NEXT_ITEM
 from ...train.config import GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
 
-BASELINES = ("popularity", "recent_popularity", "item_to_item", "item_knn")
 SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length, or --tables.placement file"
 DENSE = 50
 """Mean events of a user from which on `dense` is the default; below it a smaller model that drops more."""
@@ -220,12 +220,13 @@ def require_room(config: HSTUConfig) -> None:
 
 
 def bounds(config: HSTUConfig) -> dict[str, Any]:
-    return config.target.bounds(*BASELINES)
+    return config.target.bounds(*NEXT_ITEM.baselines)
 
 
 HSTU = Workload(
     name="hstu",
     summary="the next item of a user's sequence, ranked among all items; a minute on a laptop",
+    task=NEXT_ITEM,
     config=HSTUConfig,
     presets={"default": default, "published": published, "dense": dense, "sparse": sparse},
     estimate=estimate,

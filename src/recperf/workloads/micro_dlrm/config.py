@@ -12,7 +12,9 @@ from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step
-from ...train.config import BIASES, CLICK_RULES, VALIDATION_SHARE, GraphTrainConfig, settings_for_rows
+from ...tasks import CLICK_LABELS
+from ...tasks.task import BIASES
+from ...train.config import VALIDATION_SHARE, GraphTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:
     from ...data.click_store.imported import ImportedClicks
@@ -176,7 +178,7 @@ def planned(config: MicroDLRMConfig) -> PlannedWorkload:
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
     """The requested bounds, or else the published ones on the published data and split."""
     if config.data.has_clicks:
-        return config.target.bounds("best", *CLICK_RULES)
+        return config.target.bounds("best", *CLICK_LABELS.baselines)
     bounds = config.target.bounds(*BIASES)
     if data["name"] == "movielens-100k" and data["split"] == "random":
         requested = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -201,6 +203,7 @@ def claims(config: MicroDLRMConfig) -> tuple[Claim, ...]:
 MICRO_DLRM = Workload(
     name="micro-dlrm",
     summary="DLRM on MovieLens-100K; tables fit any cache; seconds on a laptop",
+    task=CLICK_LABELS,
     config=MicroDLRMConfig,
     presets={"default": default, "dot": dot},
     estimate=estimate,

@@ -15,7 +15,9 @@ from ...measure.peaks import find
 from ...models.config import HashedDLRMConfig, dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...train.config import BIASES, SparseTrainConfig
+from ...tasks import CLICK_LABELS
+from ...tasks.task import BIASES
+from ...train.config import SparseTrainConfig
 from ..micro_dlrm import config as micro_dlrm
 
 if TYPE_CHECKING:
@@ -151,6 +153,7 @@ def check(config: MicroDLRMDramConfig) -> str:
 MICRO_DLRM_DRAM = Workload(
     name="micro-dlrm-dram",
     summary="the same model with a hashed 2 GB table that fits no cache: limited by a CPU's memory",
+    task=CLICK_LABELS,
     config=MicroDLRMDramConfig,
     presets={"default": default, "zipf": zipf, "movielens": movielens},
     estimate=estimate,

@@ -1,0 +1,301 @@
+"""A trial of a torch module: its loss, its optimizer, its checkpoints, and the work of its steps, which is counted.
+
+Shapes: B samples, V ids in the batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+from ...data.batch import ClickBatch
+from ...data.order import ClickOrder
+from ...errors import ConfigError
+from ...execution.workload import Estimate, load, require_memory
+from ...measure.cost import Cost
+from ...measure.counting import Counter
+from ...measure.spans import declare, declared, listen, span
+from ...train.config import one_cycle
+from ...train.device import choose
+from ...train.loop import Recipe, State, take_step
+from ...train.optim import norm_of
+from ..clicks import ClickTrialState, CopiedOrder, PreparedRows, StoredRows
+from . import Columns, ModuleConfig, bounds, clicks_of
+
+TABLES = (nn.Embedding, nn.EmbeddingBag)
+
+
+class PreparedModule(PreparedRows):
+    """The clicks of a config, and how its module and its optimizer are made."""
+
+    source: StoredRows
+
+    def __init__(self, config: ModuleConfig, model: str, optimizer: str) -> None:
+        self.config, self.model, self.optimizer = config, model, optimizer
+        clicks = clicks_of(config)
+        self.columns = Columns(tuple(clicks.keys), tuple(clicks.table_rows), len(clicks.dense_names))
+        self.target = bounds(config)
+        parts = list(self._sketch().modules())
+        widths = [(one.in_features, one.out_features) for one in parts if isinstance(one, nn.Linear)]
+        product = max((2 * config.train.batch_size * before * after for before, after in widths), default=0)
+        self._table_bytes = sum(map(table_bytes_of, parts))
+        # Each weight has a gradient; what the optimizer needs shows only when it runs.
+        state = 2 * sum(one.nbytes for one in parts[0].parameters())
+        least = Estimate(parameters={}, table_bytes=self._table_bytes, step={}, memory={"state": state})
+        require_memory(least, fix="a smaller module or --train.batch-size")
+        self.settings = choose(config.train, largest_product_flops=product)
+        self.source = StoredRows(clicks, self.settings.device)
+        self.data = self.source.data
+        self._last: Callable[[], ModuleTrial | None] = lambda: None
+        self._costs: dict[int, dict[str, Cost]] = {}
+
+    def module(self) -> nn.Module:
+        module: nn.Module = load(self.model)(self.columns, self.config)
+        return module
+
+    def _sketch(self) -> nn.Module:
+        """The module without memory, of which only the sizes matter; with memory where it cannot be made so."""
+        try:
+            with torch.device("meta"):
+                return self.module()
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return self.module()
+
+    def trial(self, seed: int) -> ModuleTrial:
+        trial = ModuleTrial(self, seed)
+        # A trial may fill half of the memory: it must not live on because its work can be counted.
+        self._last = weakref.ref(trial)
+        return trial
+
+    def step_cost(self, batch: ClickBatch, ids: int, unique: int) -> dict[str, Cost]:
+        """What the operators of a step on a batch of this size did, which changes the weights of the last trial."""
+        trial = self._last()
+        if len(batch) not in self._costs and trial is not None:
+            self._costs[len(batch)] = counted_step(trial.recipe, batch)[0]
+        return self._costs.get(len(batch), {})
+
+    def table_bytes(self) -> tuple[int, int]:
+        """The tables of the module, divided among the rows that its data needs."""
+        rows = sum(self.columns.rows)
+        row = max(1, self._table_bytes // rows)
+        return row, row * rows
+
+
+def table_bytes_of(module: nn.Module) -> int:
+    return module.weight.nbytes if isinstance(module, TABLES) else 0
+
+
+class ModuleTrial(ClickTrialState):
+    """One module, its optimizer and the order of its batches."""
+
+    def __init__(self, prepared: PreparedModule, seed: int) -> None:
+        self.prepared, self.seed = prepared, seed
+        settings, device = prepared.config.train, prepared.settings.device
+        torch.manual_seed(seed)
+        self.module = prepared.module().to(device)
+        self.optimizer = TorchOptimizer(load(prepared.optimizer)(self.module, settings))
+        clicks = ClickOrder(store=prepared.source.clicks, batch_size=settings.batch_size, seed=seed, split="fit")
+        order, peak = CopiedOrder(clicks, device, pinned=device.type == "cuda"), self.optimizer.peak
+        planned = settings.epochs * len(order)
+        schedules = {
+            "one-cycle": lambda step: one_cycle(step, planned, peak=peak, rise=settings.rise),
+            "constant": lambda step: peak,
+        }
+        self.recipe = Recipe(
+            model=Classifier(self.module),
+            optimizer=self.optimizer,
+            order=order,
+            learning_rate=schedules[settings.schedule],
+            epochs=settings.epochs,
+            max_steps=settings.max_steps,
+        )
+        if prepared.source.choosing_rows:
+            self.recipe = replace(self.recipe, validation_loss=self.validation_loss, patience=settings.patience)
+
+    def logits_of(self, batch: ClickBatch) -> Tensor:
+        return logits_of(self.module, batch)
+
+    def rows_of(self, batch: ClickBatch) -> Tensor:
+        """The rows of the columns that a batch looks up, those of one column after those of another."""
+        features, rows = batch.features, (0, *self.prepared.columns.rows[:-1])
+        firsts_F = torch.tensor(rows, device=features.values_V.device).cumsum(0)
+        ids_F = torch.tensor(features.ids_per_key, device=features.values_V.device)
+        return features.values_V + firsts_F.repeat_interleave(ids_F)
+
+    def tables(self) -> list[tuple[str, int]]:
+        return list(zip(self.prepared.columns.keys, self.prepared.columns.rows))
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def logits_of(module: nn.Module, batch: ClickBatch) -> Tensor:
+    """One logit for each row."""
+    logits_B: Tensor = module(batch)
+    if logits_B.shape == (len(batch), 1):
+        logits_B = logits_B.squeeze(1)
+    if logits_B.shape != (len(batch),):
+        what = f"the module returns a tensor of {list(logits_B.shape)} for a batch of {len(batch)} rows"
+        raise ConfigError(what, fix="return one logit for each row")
+    return logits_B
+
+
+class Classifier:
+    """A module with the loss of labelled rows, whose children are parts of the step."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        name_parts(module)
+
+    def train(self, mode: bool = True) -> None:
+        self.module.train(mode)
+
+    def loss(self, batch: ClickBatch) -> Tensor:
+        with span("forward"):
+            logits_B = logits_of(self.module, batch)
+        with span("loss"):
+            return F.binary_cross_entropy_with_logits(logits_B, batch.labels_B)
+
+
+def name_parts(module: nn.Module) -> None:
+    """Give each child of a module a span of its name, which the budget of a step and the page show."""
+    for name, child in module.named_children():
+        inner = list(child.children()) if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child]
+        kind = "tables" if inner and all(isinstance(one, TABLES) for one in inner) else ""
+        try:
+            is_part = declared(name).phase == "forward"
+        except ConfigError:
+            declare("forward", name, kind=kind)
+            is_part = True
+        for one in inner if is_part else ():
+            spans: list[ExitStack] = []
+
+            def enter(*_: Any, name: str = name, spans: list[ExitStack] = spans) -> None:
+                spans.append(ExitStack())
+                spans[-1].enter_context(span(name))
+
+            def leave(*_: Any, spans: list[ExitStack] = spans) -> None:
+                spans.pop().close()
+
+            one.register_forward_pre_hook(enter)
+            one.register_forward_hook(leave, always_call=True)
+
+
+class TorchOptimizer:
+    """An optimizer of torch, whose learning rates follow the schedule of the largest of them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.peak = max(self.rates)
+        if not self.peak > 0:
+            raise ConfigError(f"the learning rates of the optimizer are {self.rates}", fix="at least one above 0")
+
+    def step(self, learning_rate: float | Tensor) -> None:
+        share = float(learning_rate) / self.peak
+        for group, rate in zip(self.optimizer.param_groups, self.rates):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * share)
+            else:
+                group["lr"] = rate * share
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def gradient_norm(self) -> Tensor:
+        gradients = [one.grad for group in self.optimizer.param_groups for one in group["params"]]
+        return norm_of([one for one in gradients if one is not None and one.layout == torch.strided])
+
+    def state_dict(self) -> State:
+        """As torch has it, with texts as keys."""
+        saved = self.optimizer.state_dict()
+        groups = [{name: value for name, value in one.items() if name != "params"} for one in saved["param_groups"]]
+        return {"groups": groups, "state": {str(place): values for place, values in saved["state"].items()}}
+
+    def load_state_dict(self, state: State) -> None:
+        groups = []
+        for own, saved in zip(self.optimizer.state_dict()["param_groups"], state["groups"], strict=True):
+            # A checkpoint holds lists in place of tuples.
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
+            groups.append({**values, "params": own["params"]})
+        values = {int(place): one for place, one in state["state"].items()}
+        self.optimizer.load_state_dict({"param_groups": groups, "state": values})
+
+
+class SpanWork:
+    """Divides the operators that a counter lists among the spans in which they are called."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter, self.costs = counter, dict[str, Cost]()
+        self._open, self._booked = list[str](), 0
+
+    def enter(self, name: str) -> None:
+        self._book()
+        self._open.append(name)
+
+    def leave(self) -> None:
+        self._book()
+        self._open.pop()
+
+    def _book(self) -> None:
+        calls = self.counter.steps[-1]
+        for work in calls[self._booked :] if self._open else ():
+            name = self._open[-1]
+            self.costs[name] = self.costs.get(name, Cost()) + Cost(work.flops, work.bytes)
+        self._booked = len(calls)
+
+
+def counted_step(recipe: Recipe, batch: ClickBatch) -> tuple[dict[str, Cost], int]:
+    """Take a step, and return its work by span and the bytes that its forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    counter = Counter(1 << 60, 1 << 60)
+    counter.begin_step()
+    work = SpanWork(counter)
+    with heard_by(work), counter, saved_tensors_hooks(keep, lambda tensor: tensor):
+        take_step(recipe, iter([batch]), recipe.steps - 1)
+    counter.result()
+    return work.costs, sum(kept.values())
+
+
+@contextmanager
+def heard_by(listener: SpanWork) -> Iterator[None]:
+    before = listen(listener)
+    try:
+        yield
+    finally:
+        listen(before)
+
+
+def estimate_of(prepared: PreparedModule) -> Estimate:
+    """Counted in a first step, because only that shows what a module does."""
+    trial = prepared.trial(prepared.config.seed)
+    batch = next(trial.recipe.order.batches(0))
+    step, activations = counted_step(trial.recipe, batch)
+    parameters = {name: sum(one.numel() for one in child.parameters()) for name, child in trial.module.named_children()}
+    own = sum(one.numel() for one in trial.module.parameters(recurse=False))
+    weights = sum(one.nbytes for one in trial.module.parameters())
+    of_optimizer = [value for values in trial.optimizer.state_dict()["state"].values() for value in values.values()]
+    state = 2 * weights + sum(value.nbytes for value in of_optimizer if isinstance(value, Tensor))
+    return Estimate(
+        parameters={**parameters, **({"own": own} if own else {})},
+        table_bytes=sum(map(table_bytes_of, trial.module.modules())),
+        step=step,
+        memory={"state": state, "activations": activations},
+    )
