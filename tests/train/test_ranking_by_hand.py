@@ -164,6 +164,7 @@ def test_repeats_and_items_of_a_user() -> None:
     assert repeated_share([(torch.tensor([1, 2]), torch.tensor([5, 0]))]) == 0.0
     assert repeated_share([(torch.tensor([1, 0]), torch.tensor([0, 1]))]) == 0.0
     assert repeated_share([(torch.tensor([0, 1]), torch.tensor([5, 1]))]) == 0.0
+    assert repeated_share([(torch.tensor([0, 2]), torch.tensor([1, 0]))]) == 0.0
     others = torch.tensor([2, 2, 2, 2, 0]), torch.tensor([5, 5, 5, 5, 5])
     assert repeated_share([(users_N, items_N), others]) == pytest.approx(5 / 10)
     items_of = grouped_items(users_N, items_N)
