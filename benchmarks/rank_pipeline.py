@@ -127,10 +127,10 @@ def asked(batch: HistoryBatch, model: DLRMv4Config) -> dict[str, Tensor]:
 @torch.no_grad()
 def repeats(trial: Any, world: Ranks, count: int) -> dict[str, dict[str, list[float]]]:
     """Bytes sent and ms a lookup, with each row once and with every id."""
-    tables, order = trial.rank_tables, trial.recipe.order
+    tables, order = trial.ranks.sharded, trial.recipe.order
     figures: dict[str, dict[str, list[float]]] = {}
-    for number, batch in zip(range(count + 1), order.loader()):
-        every = asked(batch, order.model)
+    for number, batch in zip(range(count + 1), order.batches_of(0, 0)):
+        every = asked(batch, trial.model.config)
         once = {name: torch.unique(ids) for name, ids in every.items()}
         for way, rows in (("each row once", once), ("every id", every)):
             world.barrier()
