@@ -11,8 +11,8 @@ from msgspec.structs import replace as changed
 
 from recperf.errors import DataError
 from recperf.measure import limits
-from recperf.measure.attribution import LIMITS
 from recperf.measure.ceilings import Ceilings
+from recperf.measure.limit_kinds import LIMITS
 from recperf.measure.profile_records import (
     Communication,
     Component,

@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 
 from .advice_rules import explain
 from .ceilings import Ceilings, ceilings_of
+from .limit_kinds import Evidence, limits_by
 from .limits import UNCLEAR, UNDECIDED
 from .operators import CallWork
 from .peaks.records import Peaks
@@ -38,7 +39,6 @@ FEW_STEPS = 4
 """From this many steps on, only the typical ones are divided among limits."""
 UNKNOWN_KINDS = 0.05
 """Share of events of unknown kinds, or without valid times, from which they may matter."""
-NEEDS_CEILINGS = ("compute", "bandwidth", "latency", "cache", "dispatch", "operator")
 
 
 def analyse_file(path: Path, peaks: Peaks | None = None, *, chosen: bool = False) -> TraceAnalysis:
@@ -188,7 +188,7 @@ def _qualified(
         inside = shares["operator"]
         reason = f"Operators take {inside:.0%} of the step; dividing them among limits needs measured ceilings."
         others = [sentence for sentence in verdict.because if not sentence.startswith("Operators that no ceiling")]
-        if verdict.limit in NEEDS_CEILINGS:
+        if verdict.limit in limits_by(Evidence.CALLS, Evidence.WORK):
             outside = (limit for limit in shares if limit != "operator")
             first, second = sorted(outside, key=lambda limit: -shares[limit])[:2]
             reason += (

@@ -8,7 +8,8 @@ from typing import Any
 
 from ...jsonfile import Struct
 from ...measure.attribution import divided_ms
-from ...measure.limits import NOT_JUDGED, TEXTS
+from ...measure.limit_kinds import LIMITS
+from ...measure.limits import NOT_JUDGED
 from ...measure.places import place_text
 from ...measure.records import (
     Advice,
@@ -24,7 +25,6 @@ from . import charts, timeline
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
 from .page import family
-from .timeline import TONES
 
 TOP = 12
 """Rows of a long table that are always visible."""
@@ -148,9 +148,9 @@ def headline(verdict: Verdict) -> str:
 
 def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
-    shares = {limit: share for limit, share in shares.items() if limit in TEXTS and share >= 0.001}
+    shares = {limit: share for limit, share in shares.items() if limit in LIMITS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
-    bar = [charts.BarPart(limit, shares[limit], TONES[limit]) for limit in ordered]
+    bar = [charts.BarPart(limit, shares[limit], LIMITS[limit].colour) for limit in ordered]
     figure = Figure(
         f"{key}-limits",
         "The time of a step by limit: " + ", ".join(f"{limit} {shares[limit]:.0%}" for limit in ordered) + ".",
@@ -158,10 +158,10 @@ def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> l
         lambda: charts.stacked([("", bar)], "share"),
     )
     columns: dict[str, Callable[[str], Any]] = {
-        "limit": lambda limit: Cell(limit, swatch=TONES[limit]),
+        "limit": lambda limit: Cell(limit, swatch=LIMITS[limit].colour),
         "share": lambda limit: fmt.percent(shares[limit]),
         "time": lambda limit: fmt.time(shares[limit] * whole),
-        "meaning": lambda limit: TEXTS[limit]["meaning"],
+        "meaning": lambda limit: LIMITS[limit].meaning,
     }
     return [figure, table_of(ordered, columns, left=(3,))]
 
