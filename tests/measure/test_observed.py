@@ -202,7 +202,8 @@ INTERRUPTED = [
             [35 / (49 / 26 + 3.5)],
             10 / (49 / 26 + 3.5) / (1 - (0.6 - 6 / 13)),
         ),
-        ([], {"traced": [reading(10.0, off=10.0)] * 2}, {"blocked": 3.0, "python": 0.0}, [], 0.0),
+        # A traced step that did nothing does not say what a plain one does outside of operators.
+        ([], {"traced": [reading(10.0, off=10.0)] * 2}, {"blocked": 3.0, "python": 10.0}, [], 0.0),
         ([], {"traced": [reading(10.0)] * 2}, {"blocked": 3.0, "python": 10.0}, [], 1.0),
     ],
 )  # fmt: skip
