@@ -145,14 +145,14 @@ INTERRUPTED = [
         (
             [ADD],
             {"works": [CallWork("aten::add", blocked=0.25)], "traced": [reading(10.0, off=3.0)] * 2},
-            {"disk": 1.0, "blocked": 2.0, "python": 40 / 7},
+            {"blocked": 3.0, "python": 40 / 7},
             [30 / 7],
             10 / 7,
         ),
         (
             [made.op("aten::add", 0, 8000)],
             {"works": [CallWork("aten::add", blocked=0.25)], "traced": [reading(10.0, off=5.0)] * 2},
-            {"disk": 2.0, "blocked": 0.0, "python": 0.0},
+            {"blocked": 2.0, "python": 0.0},
             [11.0],
             11 / 6,
         ),
@@ -212,7 +212,7 @@ def test_a_traced_step_of_a_processor(
     events: list[Any], more: dict[str, Any], waits: dict[str, float], operators: list[float], scale: float
 ) -> None:
     seen = evidence.observed(observer(events, **more))
-    assert seen.waits == pytest.approx({"input": 5.0, "communication": 2.0, "disk": 0.0, **waits})
+    assert seen.waits == pytest.approx({"input": 5.0, "communication": 2.0, **waits})
     assert [row.ms for row in seen.operators] == pytest.approx(operators or [], abs=1e-9)
     assert (seen.scale, seen.inside) == (pytest.approx(scale), 0.5)
     assert sum(part.share_of_operators for part in seen.parts) == pytest.approx(1.0 if sum(operators) else 0.0)

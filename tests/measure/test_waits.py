@@ -32,12 +32,12 @@ def profile(build: Callable[[Machine], Built], folder: Path) -> recperf.Report:
         machine.close()
 
 
-def test_pages_of_a_file_are_time_of_the_disk(tmp_path: Path) -> None:
+def test_pages_of_a_file_are_blocked_time_inside_an_operator(tmp_path: Path) -> None:
     before = getrusage(RUSAGE_SELF).ru_majflt
     report = profile(mapped_table(cold=True), tmp_path)
     if getrusage(RUSAGE_SELF).ru_majflt < before + STEPS:
         pytest.skip("the folder for temporary files is in memory")
-    assert report.shares["disk"] > report.shares["operator"]
+    assert report.shares["blocked"] > report.shares["operator"]
 
 
 @pytest.mark.slow

@@ -167,8 +167,7 @@ def _on_host(
     for call in times.calls:
         call.us *= parts.scale
     result.waits["communication"] += parts.communication
-    disk = min(parts.blocked, clocks.stuck)
-    result.waits |= {"disk": disk, "blocked": parts.blocked - disk, "python": parts.python}
+    result.waits |= {"blocked": parts.blocked, "python": parts.python}
     # C code that runs for so long is not slowed by a trace.
     result.long_python_ms = min(parts.python, times.long_us / steps)
     python = parts.python / times.outside_us if times.outside_us else 0.0

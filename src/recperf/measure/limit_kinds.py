@@ -123,14 +123,6 @@ _DECLARED = (
         twice_batch=(1.0, 2.0),
     ),
     Limit(
-        name="disk",
-        meaning="operators wait for a page of a file, or of swap space",
-        sentence="Operators wait for pages from a disk for {share} of the step{detail}.",
-        colour="accent",
-        evidence=Evidence.THREAD,
-        twice_batch=(1.0, 2.0),
-    ),
-    Limit(
         name="python",
         meaning="the interpreter runs between operators",
         sentence="Python code between operators takes {share} of the step{detail}.",
