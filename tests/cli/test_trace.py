@@ -27,8 +27,8 @@ def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "recorded by torch 2.11.0, CUDA 12.8" in printed
     assert "device H" in printed
     assert "steps 2, from the ranges that name them" in printed
-    assert "idle: input wait 220 µs 22.0%" in printed
-    assert "idle: sync 202 µs 20.2%" in printed
+    assert "idle: input 200 µs 20.0%" in printed
+    assert "idle: sync 17.0 µs 1.7%" in printed
     assert "cudaStreamSynchronize aten::item, part loss 1 190 µs" in printed
     assert "host to device 1 195 KiB 20.0 µs 10.0 GB/s yes 0%" in printed
     assert "back backward 2 200 µs 100 µs 50.0% 30.0 µs" in printed

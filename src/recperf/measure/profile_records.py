@@ -58,12 +58,13 @@ class Sync(Struct):
 
 
 class Idle(ProfileSection):
-    """The device in traced steps, per step; the causes sum to the idle time."""
+    """The device in traced steps, per step."""
 
     wall_ms: Number = 0.0
     busy_ms: Number = 0.0
     idle_ms: Number = 0.0
     causes: dict[str, Number] = {}
+    """The idle time by limit."""
     syncs: list[Sync] = []
 
 

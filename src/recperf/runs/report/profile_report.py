@@ -10,6 +10,7 @@ from typing import Any
 from ...config import flatten
 from ...measure.attribution import attribute, divided_ms
 from ...measure.ceilings import ceilings_of_profile
+from ...measure.limit_kinds import LIMITS
 from ...measure.limits import ranks_sentence
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
@@ -169,11 +170,6 @@ def machine_rows(facts: dict[str, Any]) -> list[tuple[str, str | Cell]]:
     return [(f"machine: {name}", fmt.setting(value)) for name, value in flatten(known).items() if value]
 
 
-IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
-IDLE_NOTE = (
-    "Input wait: the host was preparing the batch. Host wait: the host had not launched the next kernel yet. Kernel "
-    "gap: the kernel was launched, but the device started it late. Sync: the host waited for the device to finish."
-)
 DRAWN = 16
 """Ranks of a figure."""
 RANKS = ("rank", "step", "own work", "waits", "for a late rank", "for bytes", "others wait for it", "largest own part")
@@ -238,7 +234,9 @@ def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) 
 def idle(idle: Idle) -> list[Block]:
     wall = idle.wall_ms
     states = [("busy", idle.busy_ms), *idle.causes.items()]
-    slices = [charts.BarPart(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
+    slices = [
+        charts.BarPart(name, max(0.0, ms), LIMITS[name].colour if name in LIMITS else "accent") for name, ms in states
+    ]
 
     def shares(ms: float) -> tuple[str, str]:
         return fmt.time(ms), fmt.percent(ms / wall if wall else None, 1)
@@ -258,7 +256,7 @@ def idle(idle: Idle) -> list[Block]:
     figure = Figure(
         "profile-idle",
         f"The device in a step: {listed}",
-        "The device during a traced step: busy, and idle by cause.",
+        "The device during a traced step: busy, and idle by limit.",
         lambda: charts.stacked([("", slices)], "ms"),
     )
     syncs = table_of(
@@ -272,7 +270,7 @@ def idle(idle: Idle) -> list[Block]:
         left=(1,),
         top=TOP,
     )
-    table = Table(("device", "per step", "share"), rows, IDLE_NOTE)
+    table = Table(("device", "per step", "share"), rows, "What idle time waits for: the limits of a step.")
     return [Text(sentence, "lead"), figure, table, *([syncs] if syncs.rows else [])]
 
 
