@@ -14,8 +14,9 @@ from page_reader import Reader
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile_records import Profile
 from recperf.runs.report import formats as fmt
-from recperf.runs.report import page, profile_report
+from recperf.runs.report import page
 from recperf.runs.report.blocks import WIDEST, render
+from recperf.runs.report.profiles import report_of
 from recperf.runs.report.step_sections import ABSENT, TOP
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
@@ -33,11 +34,11 @@ TITLES = {
 
 
 def text(profile: dict[str, Any], *more: Any) -> str:
-    return render(profile_report.report(convert(profile, Profile), *more), verbose=True)
+    return render(report_of(convert(profile, Profile), *more), verbose=True)
 
 
 def html(profile: dict[str, Any], *more: Any) -> str:
-    return page.html_of(profile_report.report(convert(profile, Profile), *more))
+    return page.html_of(report_of(convert(profile, Profile), *more))
 
 
 def read(profile: dict[str, Any], **more: Any) -> Reader:

@@ -104,9 +104,9 @@ def show(profile: Profile, folder: Path, options: Options[Any], terminal: Termin
     """Print the profile and write its page; if that fails the profile itself is still valid."""
     from ..runs.evidence import read_peaks
     from ..runs.report import page
-    from ..runs.report.profile_report import report
+    from ..runs.report.profiles import report_of
 
-    built = report(profile, read_peaks(folder / "peaks.json"), read_json(folder / "machine.json"))
+    built = report_of(profile, read_peaks(folder / "peaks.json"), read_json(folder / "machine.json"))
     terminal.show(built)
     terminal.facts(("profile", str(folder / "profile.json")))
     if options.save_trace and current().size > 1:

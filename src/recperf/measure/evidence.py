@@ -15,13 +15,13 @@ from .clocks import MODULE
 from .host_time import HostClocks, divided
 from .observing import ENDLESS, WATCHED, Observer
 from .operators import CallWork
-from .records import Observed, ObservedSteps, Operator, PartTime, TimingCost
-from .rows import FEWEST, clip, name_places, observer_places, operator_rows, sampled_places, unknown_work
+from .records import Observed, ObservedSteps, TimingCost
+from .rows import FEWEST, clip, name_places, observer_places, operator_rows, part_rows, sampled_places, unknown_work
 from .timeline import COUNTED, NODE, CountedInOrder, StepTimes, nearest_call, step_times, traced_step
 from .trace.analyse import steps_of
 from .trace.idle import collectives, device_times, lateness, transfers, waits_for_device
 from .trace.nesting import NONE, Nesting, TracedSteps, spread
-from .trace.read import PART, STEP, STEP_OF_TORCH, summed
+from .trace.read import PART, STEP, STEP_OF_TORCH
 from .trace.record import Recording
 
 _CALIBRATION = 400
@@ -294,11 +294,3 @@ def region_name(name: str) -> str:
         if name.startswith(prefix):
             return ("optimizer " if prefix.startswith("Optimizer") else "") + name.removeprefix(prefix)
     return name
-
-
-def part_rows(operators: list[Operator]) -> list[PartTime]:
-    """Time of each part, largest first."""
-    parts = summed((row.part or "(no part)", row.ms) for row in operators)
-    whole = sum(parts.values()) or 1.0
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return [PartTime(name, ms, ms / whole) for name, ms in ordered]

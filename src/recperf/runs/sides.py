@@ -11,8 +11,9 @@ from typing import Any
 
 from ..config import ConfigValues
 from ..errors import DataError
+from ..measure.profile import StepProfile
 from ..measure.profile_records import Profile, Trust
-from ..measure.records import Percentiles, StepProfile
+from ..measure.records import Percentiles
 from . import step_report
 from .evidence import SEAL, Evidence, differences, kind_of
 from .record import read_config

@@ -12,12 +12,10 @@ from ..files import write_json
 from ..jsonfile import as_json, read, require, require_unchanged, sealed
 from ..measure.ceilings import ceilings_of_profile
 from ..measure.limits import UNDECIDED
+from ..measure.profile import KIND, SCHEMA, StepProfile
 from ..measure.profile_records import Profile
-from ..measure.records import ObservedSteps, StepProfile, TimingCost
+from ..measure.records import ObservedSteps, TimingCost
 from ..outputs import output_file
-
-KIND = "step profile"
-SCHEMA = 1
 
 
 class Report(StepProfile):
@@ -35,7 +33,7 @@ class Report(StepProfile):
         """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step. With
         `force` it replaces a file that is not a page of recperf."""
         from .report import page
-        from .report.step_sections import report_of
+        from .report.profiles import report_of
 
         return page.save(report_of(self), Path(path), force=force)
 
@@ -45,7 +43,7 @@ class Report(StepProfile):
     def text(self, *, verbose: bool = False) -> str:
         """What matters most in a few lines; with `verbose` everything that the page shows."""
         from .report.blocks import render
-        from .report.step_sections import report_of
+        from .report.profiles import report_of
 
         return render(report_of(self), verbose=verbose)
 
@@ -63,7 +61,7 @@ class Report(StepProfile):
 
     def html(self) -> str:
         from .report import page
-        from .report.step_sections import report_of
+        from .report.profiles import report_of
 
         return page.html_of(report_of(self))
 
@@ -101,11 +99,7 @@ def _of_workload(path: Path) -> Report:
     from .evidence import read_peaks, read_profile
     from .report.profile_report import limits_of
 
-    profile, peaks, machine = (
-        read_profile(path),
-        read_peaks(path.with_name("peaks.json")),
-        path.with_name("machine.json"),
-    )
+    profile, peaks = read_profile(path), read_peaks(path.with_name("peaks.json"))
     observed = profile.observed
     report = Report(
         kind=KIND,
@@ -121,12 +115,18 @@ def _of_workload(path: Path) -> Report:
         threads=profile.threads,
         other_work=profile.other_work,
         overhead=observed.overhead or TimingCost(0.0, 0.0),
-        machine=require(read(machine), dict[str, Any], machine, what="is damaged") if machine.exists() else {},
+        machine=machine_beside(path),
         ceilings=as_json(ceilings_of_profile(profile, peaks)),
         own_cpu_s=0.0,
     )
     report.notes = [*report.notes, f"this is the step of a workload: recperf report {path.parent} shows all sections"]
     return report
+
+
+def machine_beside(path: Path) -> dict[str, Any]:
+    """The facts about the machine in the file beside a workload's profile; empty where there is none."""
+    machine = path.with_name("machine.json")
+    return require(read(machine), dict[str, Any], machine, what="is damaged") if machine.exists() else {}
 
 
 def load_any(path: Path) -> Report | Profile:

@@ -31,7 +31,7 @@ from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
-from .report.profile_report import report as profile_report
+from .report.profiles import report_of
 from .report.run_report import CURVES
 from .schemas import BadEvent, Event, parse_events
 
@@ -127,10 +127,9 @@ class Runs:
         folders = [self.named(name) for name in names]
         with self._lock:
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
-                profile = step_report.load_any(folders[0] / "profile.json")
-                if isinstance(profile, step_report.Report):
-                    return profile.html()
-                return page.html_of(profile_report(profile, read_peaks(folders[0] / "peaks.json")))
+                file = folders[0] / "profile.json"
+                peaks, machine = read_peaks(file.with_name("peaks.json")), step_report.machine_beside(file)
+                return page.html_of(report_of(step_report.load_any(file), peaks, machine))
             runs = [Evidence(folder) for folder in folders]
             if len(runs) == 1:
                 return page.html_of(run_report.report(runs[0], "r1"))

@@ -48,8 +48,7 @@ SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ s
 
 
 def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> Report:
-    # Every text of the report comes from these, so one pass here keeps control characters out of all of it.
-    profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
+    """The report of a workload's profile; `profiles.report_of` makes its texts printable."""
     torch = profile.trust.versions.get("torch") if profile.trust else None
     length = f"{fmt.time(profile.overhead.plain_ms)} a step of {profile.batch_size:,} samples"
     measured, missing = step_sections(profile, peaks, "profile")

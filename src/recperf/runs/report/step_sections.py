@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...jsonfile import Struct
-from ...measure.attribution import divided_ms
 from ...measure.limit_kinds import LIMITS
 from ...measure.limits import NOT_JUDGED
 from ...measure.places import place_text
@@ -18,7 +17,6 @@ from ...measure.records import (
     Explanation,
     PartTime,
     PlaceTime,
-    StepProfile,
     Verdict,
 )
 from . import charts, timeline
@@ -124,21 +122,6 @@ def report_of_step(
     )
 
 
-def report_of(profile: StepProfile) -> Report:
-    """The report of a profiled step, named after its program."""
-    profile = fmt.all_printable(profile)
-    torch, whole = profile.machine.get("torch"), divided_ms(profile.waits, profile.operators)
-    sections = [
-        *sections_of(profile, whole, profile.advice, experiment_blocks(profile.experiments)),
-        *([Section("parts", "Parts", part_blocks(profile.parts))] if profile.parts else []),
-        Section("trust", "Trust", _trust(profile)),
-    ]
-    threads = f"{profile.threads} threads" if profile.device == "cpu" else None
-    subtitle = [profile.device, f"{fmt.time(profile.step_ms.p50)} per step", threads, torch and f"torch {torch}"]
-    title = profile.program["script"] if profile.program else "step"
-    return report_of_step(profile, profile.advice, title, subtitle, sections, unseen=("notes", profile.notes))
-
-
 def headline(verdict: Verdict) -> str:
     """The verdict in one line."""
     because = verdict.because[0] if verdict.because else ""
@@ -226,20 +209,6 @@ def experiment_blocks(experiments: list[Experiment]) -> list[Block]:
         for row in experiments
     ]
     return [Table(("experiment", "expected", "measured", ""), rows, left=(1, 2, 3))]
-
-
-def _trust(profile: StepProfile) -> list[Block]:
-    steps, step, others = profile.steps, profile.step_ms, profile.other_work
-    sampling = profile.sampling.share if profile.sampling else 0.0
-    known = "is not known" if others is None else f"used {fmt.percent(others)} of the cores"
-    lines = [
-        f"{steps.seen:,} steps seen: {steps.plain:,} timed (p20 – p80 {fmt.spread(step)}), {steps.traced:,} traced, "
-        f"{steps.counted:,} counted.",
-        f"Timing costs {fmt.measuring_cost(profile.overhead.share, step)}, sampling the stack {fmt.percent(sampling)} "
-        "of the time.",
-        f"Other work on this machine {known}.",
-    ]
-    return [*map(Text, lines), *(Text(fmt.sentence(note), "note") for note in profile.notes)]
 
 
 DESCRIBED = 3
