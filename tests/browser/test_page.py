@@ -15,6 +15,7 @@ from msgspec import convert
 from recperf.cli import main
 from recperf.measure.attribution import attribute
 from recperf.measure.peaks.records import Peaks
+from recperf.measure.profile import of_workload
 from recperf.measure.profile_records import Profile
 from recperf.measure.trace_evidence import analyse_file
 from recperf.runs.report import page, trace_report
@@ -44,7 +45,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "bare": page.write(examples.page_of(bare), home / "bare.html"),
         "compared": page.write(examples.page_of(full, bare), home / "compared.html"),
         **{
-            name: page.save(report_of(one, peaks, examples.MACHINE), home / f"{name}.html")
+            name: page.save(report_of(of_workload(one, peaks, examples.MACHINE), peaks), home / f"{name}.html")
             for name, one in profile.items()
         },
         "script": of_program(profile["eager"]).page(home / "script.html"),

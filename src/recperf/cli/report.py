@@ -76,10 +76,10 @@ def report_of(path: Path, kind: str, peaks: Path | None) -> Report:
     from ..runs.report.profiles import report_of as report_of_profile
 
     if kind == "profile":
-        from ..runs.step_report import load_any, machine_beside
+        from ..runs.step_report import load
 
         file = path / "profile.json" if path.is_dir() else path
-        return report_of_profile(load_any(file), read_peaks(file.with_name("peaks.json")), machine_beside(file))
+        return report_of_profile(load(file), read_peaks(file.with_name("peaks.json")))
     from .profile_trace import profile_of
 
     profile = profile_of(path, peaks)

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...measure.attribution import divided_ms
 from ...measure.peaks.records import Peaks
 from ...measure.profile import StepProfile
-from ...measure.profile_records import Profile
 from . import formats as fmt
 from . import profile_report, trace_report
 from .blocks import Block, Report, Section, Text, Viewer
 from .step_sections import experiment_blocks, part_blocks, report_of_step, sections_of
 
 
-def report_of(
-    profile: StepProfile | Profile,
-    peaks: Peaks | None = None,
-    machine: dict[str, Any] | None = None,
-    *,
-    viewer: Viewer | None = None,
-) -> Report:
-    """The report of a profile. That of a workload has its ceilings and its machine in other files; `viewer` is the
-    trace for Perfetto."""
+def report_of(profile: StepProfile, peaks: Peaks | None = None, *, viewer: Viewer | None = None) -> Report:
+    """The report of a profile; `peaks` are the ceilings behind that of a workload, `viewer` is the trace for
+    Perfetto."""
     # Names in a program, a trace or a file are anybody's text: one pass keeps control characters out of all of it.
-    profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
-    if isinstance(profile, Profile):
-        return profile_report.report(profile, peaks, machine)
+    profile, peaks = fmt.all_printable(profile), fmt.all_printable(peaks)
+    if profile.workload is not None:
+        return profile_report.report(profile, profile.workload, peaks)
     if profile.trace is not None:
         return trace_report.report(profile, profile.trace, viewer=viewer)
     return _of_step(profile)
