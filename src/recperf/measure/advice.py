@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from ..units import number, time
 from .attribution import divided_ms
 from .ceilings import Ceilings
+from .limit_kinds import Evidence, limits_by
 from .peaks.other_work import DISTURBED
 from .places import place_text
 from .program_facts import optimizer_of
@@ -140,7 +141,7 @@ class AdviceFacts:
         step = self.step_ms
         if not self.counts_host:
             return max(LEAST * step, step - saved)
-        busy = step - self.ms("launch", "python", "blocked", "sync", "input")
+        busy = step - self.ms(*limits_by(Evidence.THREAD, Evidence.IDLE))
         waits = max(0.0, step - self.host_ms - saved)
         return max(self.queue_ms(1), busy - saved, max(0.0, self.host_ms + host) + waits)
 
