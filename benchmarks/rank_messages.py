@@ -28,7 +28,7 @@ def profiled(workload: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         full = [sys.executable, "-m", "recperf", *command]
         done = subprocess.run(full, cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return dict(json.loads(done.stdout)["communication"])
+    return dict(json.loads(done.stdout)["workload"]["communication"])
 
 
 def main() -> int:

@@ -139,7 +139,7 @@ def eager() -> dict[str, Any]:
     names = [(CUTLASS, 12, 21.0), (ADD, 64, 2.1), (HOSTILE, 20, 3.0)]
     names += [(f"reduce_kernel_{index}", 4, 2.0 + index / 10) for index in range(14)]
     busy = sum(count * mean / 1e3 for _, count, mean in names)
-    causes = {"input wait": 0.82, "host wait": 2.4, "kernel gap": 0.21, "sync": 0.45}
+    causes = {"input": 0.82, "launch": 2.4, "dispatch": 0.21, "sync": 0.45}
     idle = sum(causes.values())
     return full(
         EAGER, "NVIDIA H200", "launch", "The device waits for launches: it works 21 % of the step.",
@@ -167,7 +167,7 @@ def graph() -> dict[str, Any]:
     wall = sum(GRAPH.values())
     names = [(CUTLASS, 12, 12.0), ("_bag_forward", 1, 9.0), ("_bag_update", 1, 21.0), (ADD, 6, 2.0)]
     busy = sum(count * mean / 1e3 for _, count, mean in names)
-    causes = {"input wait": 0.0, "host wait": 0.01, "kernel gap": wall - busy - 0.01, "sync": 0.0}
+    causes = {"input": 0.0, "launch": 0.01, "dispatch": wall - busy - 0.01, "sync": 0.0}
     return full(
         GRAPH, "NVIDIA H200", "compute", "Arithmetic dominates.",
         switches={"graph": "on: a CUDA device, shapes fixed", "tf32": "on: a CUDA device"},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recperf.jsonfile import as_json, require, sealed
-from recperf.measure.attribution import LIMITS
+from recperf.measure.limit_kinds import LIMITS
 from recperf.runs.compare_report import html_of_runs
 from recperf.runs.derive import add_detail
 from recperf.runs.evidence import Evidence, seal

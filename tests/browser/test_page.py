@@ -15,9 +15,11 @@ from msgspec import convert
 from recperf.cli import main
 from recperf.measure.attribution import attribute
 from recperf.measure.peaks.records import Peaks
+from recperf.measure.profile import of_workload
 from recperf.measure.profile_records import Profile
 from recperf.measure.trace_evidence import analyse_file
-from recperf.runs.report import page, profile_report, trace_report
+from recperf.runs.report import page, trace_report
+from recperf.runs.report.profiles import report_of
 from recperf.runs.step_report import KIND, SCHEMA, Report
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
@@ -43,13 +45,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "bare": page.write(examples.page_of(bare), home / "bare.html"),
         "compared": page.write(examples.page_of(full, bare), home / "compared.html"),
         **{
-            name: page.save(profile_report.report(one, peaks, examples.MACHINE), home / f"{name}.html")
+            name: page.save(report_of(of_workload(one, peaks, examples.MACHINE), peaks), home / f"{name}.html")
             for name, one in profile.items()
         },
         "script": of_program(profile["eager"]).page(home / "script.html"),
-        "trace": page.save(
-            trace_report.report(analyse_file(trace), viewer=trace_report.viewer(trace)), home / "trace.html"
-        ),
+        "trace": page.save(report_of(analyse_file(trace), viewer=trace_report.viewer(trace)), home / "trace.html"),
         "plan": home / "plan.html",
         "plans": home / "plans.html",
     }

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import example_traces as made
 import pytest
 
+import recperf
 from recperf.cli import report
 from recperf.cli.profile import command
 from recperf.errors import DataError, UsageError
+from recperf.measure.profile import StepProfile
 
 
 @pytest.fixture
@@ -27,12 +30,25 @@ def test_a_gpu_trace_in_words(gpu: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "recorded by torch 2.11.0, CUDA 12.8" in printed
     assert "device H" in printed
     assert "steps 2, from the ranges that name them" in printed
-    assert "idle: input wait 220 µs 22.0%" in printed
-    assert "idle: sync 202 µs 20.2%" in printed
+    assert "idle: input 200 µs 20.0%" in printed
+    assert "idle: sync 17.0 µs 1.7%" in printed
     assert "cudaStreamSynchronize aten::item, part loss 1 190 µs" in printed
     assert "host to device 1 195 KiB 20.0 µs 10.0 GB/s yes 0%" in printed
     assert "back backward 2 200 µs 100 µs 50.0% 30.0 µs" in printed
     assert "backward 1 120 µs 12.0% 120 µs 200 µs 2" in printed
+
+
+def test_json_of_a_trace_is_a_profile_as_of_a_step(gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["--trace", str(gpu), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) == {*StepProfile.__struct_fields__, "seal"}
+    assert sum(printed["shares"].values()) == pytest.approx(1.0)
+    assert printed["trace"]["idle"]["causes"]["input"] == pytest.approx(0.2)
+    saved = gpu.with_name("profile.json")
+    saved.write_text(json.dumps(printed))
+    loaded = recperf.load(saved)
+    assert loaded.verdict.limit == printed["verdict"]["limit"]
+    assert "Device idle" in loaded.html()
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

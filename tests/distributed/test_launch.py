@@ -235,7 +235,7 @@ def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     sources = [inspect(run / f"trace.rank{rank}.json.gz") for rank in (0, 1)]
     assert sources[0].run == sources[1].run
     assert main(["profile", "--trace", str(run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["merged"]
+    told = json.loads(capsys.readouterr().out)["trace"]["merged"]
     assert told["clock"] == "one host's clock"
     assert told["of"] == len(told["ranks"]) == 2
     assert main(["profile", "--trace", str(run / "trace.merged.json.gz")]) == 3

@@ -20,9 +20,10 @@ from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.peaks.sampling import TINY
+from recperf.measure.profile import of_workload
 from recperf.measure.profile_records import Missing, Profile
 from recperf.measure.records import Advice, Observed, Operator, Percentiles
-from recperf.runs.report.profile_report import report
+from recperf.runs.report.profiles import report_of
 from recperf.workloads import find
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment_plain
@@ -102,7 +103,9 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(peaks: Peaks, monke
     assert profile.verdict.confidence != "high"
     assert "other work used 30% of the cores" in profile.verdict.doubts
     profile.overhead.share = -0.049
-    trust = next(section for section in report(profile).sections if section.key.endswith("trust"))
+    trust = next(
+        section for section in report_of(of_workload(profile, None, None)).sections if section.key.endswith("trust")
+    )
     assert "less than the spread of the steps: a step takes" in str(trust.blocks)
     assert "-4.9" not in str(trust.blocks)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recperf.measure.attribution import LIMITS, attribute, classify, divided_ms
+from recperf.measure.attribution import attribute, classify, divided_ms
 from recperf.measure.ceilings import Ceilings
+from recperf.measure.limit_kinds import LIMITS
 from recperf.measure.records import Observed, Operator, Percentiles
 
 EXACT = Ceilings(
@@ -226,7 +227,7 @@ amounts = st.floats(0, 1e4)
         ),
         max_size=3,
     ),
-    st.dictionaries(st.sampled_from(LIMITS), st.floats(0, 1e3)),
+    st.dictionaries(st.sampled_from(list(LIMITS)), st.floats(0, 1e3)),
     st.sampled_from([EXACT, HALF_LATENCY, WIDE_STREAM, None]),
 )  # fmt: skip
 def test_every_nanosecond_goes_to_one_limit(operators: list[Operator], waits: dict[str, float], ceilings: Any) -> None:

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 import recperf
 from recperf.measure import experiments
-from recperf.measure.attribution import LIMITS
 from recperf.measure.clocks import ClockReading
 from recperf.measure.experiments import HALF, TWICE, _could_be_offsets, _doubled, _expected, _judged, confirm, hot_ids
+from recperf.measure.limit_kinds import LIMITS
 from recperf.measure.records import Attribution, DividedOperator, Observed, Percentiles
 
 

@@ -18,7 +18,7 @@ from recperf.measure.places import LIBRARY, USER, Frame, place_in, place_text, s
 from recperf.measure.records import Place
 from recperf.measure.rows import _shares
 from recperf.runs.report.blocks import render
-from recperf.runs.report.step_sections import report_of
+from recperf.runs.report.profiles import report_of
 
 SCRIPT = """
 import time
@@ -230,7 +230,7 @@ def test_stacks_of_a_trace(tmp_path: Path) -> None:
                 slow_python()
             recorded.step()
     recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-    limit = trace_evidence.analyse_file(tmp_path / "trace.json").limit
+    limit = trace_evidence.analyse_file(tmp_path / "trace.json")
     largest = next(place for place in limit.places if place.limit == "python")
     assert (largest.function, Path(largest.file).name) == ("slow_python", "test_places.py")
     assert largest.line == slow_python.__code__.co_firstlineno

@@ -10,11 +10,12 @@ from msgspec import convert
 
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.peaks.records import Peaks
+from recperf.measure.program_facts import facts_of_rows
+from recperf.measure.records import Explanation
 from recperf.measure.timeline import MOST, SLICES
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect
-from recperf.measure.trace.records import TraceLimit
-from recperf.measure.trace_evidence import analyse_file, limit_of, observed
+from recperf.measure.trace_evidence import analyse_file, explained, observed
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11}, stream=23e9, first_touch=2e9, cached=60e9,
@@ -61,10 +62,11 @@ def recommender(steps: int = 6) -> list[dict[str, Any]]:
 
 def limit(
     events: list[dict[str, Any]], ceilings: Ceilings | None = CEILINGS, others: float | None = None
-) -> TraceLimit:
+) -> Explanation:
     trace = collect(events, Path("made"))
     trace.header["recperf"] = {"other_work": others}
-    return limit_of(trace, *steps_of(trace), ceilings)
+    seen = observed(trace, *steps_of(trace), ceilings)
+    return explained(seen, ceilings, facts_of_rows(seen.operators))
 
 
 def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:
@@ -131,7 +133,7 @@ def test_time_outside_of_operators_is_waiting_or_python() -> None:
 
 def test_times_that_are_not_valid_are_named_as_the_doubt(tmp_path: Path) -> None:
     events = [*recommender(), *(made.op("aten::mm", 1e308, 1e308) for _ in range(500))]
-    doubts = analyse_file(made.write(tmp_path / "t.json", events)).limit.verdict.doubts
+    doubts = analyse_file(made.write(tmp_path / "t.json", events)).verdict.doubts
     assert "the trace has many events without valid times, which are left out" in doubts
     assert not any("unknown kinds" in doubt for doubt in doubts)
 
@@ -159,13 +161,13 @@ def test_a_device_of_amd_has_its_name(tmp_path: Path) -> None:
     ]
     path = made.write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "AMD Instinct MI300X"}])
     peaks = convert(examples.peaks(), Peaks)
-    assert "those of AMD Instinct MI300X are not among" in analyse_file(path, peaks).limit.ceilings
+    assert "those of AMD Instinct MI300X are not among" in analyse_file(path, peaks).trace.ceilings_of
 
 
 def test_one_step_in_lanes(tmp_path: Path) -> None:
     """The device's kernels belong to the operators that launched them, copies and waits to their limits."""
     events = [event for number in range(3) for event in made.gpu_step(number, 1000.0 * number, 10 * number + 10)]
-    limit = analyse_file(made.write(tmp_path / "gpu.json", events)).limit
+    limit = analyse_file(made.write(tmp_path / "gpu.json", events))
     step = limit.timeline
     assert step.us == pytest.approx(1000)
     named = [
@@ -184,7 +186,7 @@ def test_a_step_of_many_calls_is_bounded_and_takes_the_same_time(tmp_path: Path)
     calls = 5000
     events = [made.around("ProfilerStep#0", 0, 10.0 * calls)]
     events += [made.op("aten::add", 10.0 * index, 5 + index % 5) for index in range(calls)]
-    step = analyse_file(made.write(tmp_path / "many.json", events)).limit.timeline
+    step = analyse_file(made.write(tmp_path / "many.json", events)).timeline
     assert MOST < len(step.calls) <= MOST + SLICES
     assert sum(call.us for call in step.calls) == pytest.approx(7 * calls)
     assert max(call.us for call in step.calls) < 10 * calls / SLICES

@@ -6,6 +6,7 @@ or half as large must make at least one probe fail.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,11 @@ from msgspec.structs import replace as changed
 from recperf.measure import attribution, limits
 from recperf.measure.attribution import attribute, classify
 from recperf.measure.ceilings import Ceilings
+from recperf.measure.limit_kinds import LIMITS, Limit
 from recperf.measure.limits import decide
 from recperf.measure.operators import kind_of_call
 from recperf.measure.records import Attribution, Experiment, NativeCode, Observed, Operator, Percentiles, Verdict
+from recperf.runs.report.page import TONES
 
 MIB = 1 << 20
 KINDS = (
@@ -73,7 +76,7 @@ def confidence(
 ) -> Verdict:
     observed = step_of(**{"preempted": 0.0, "scale": 1.0, **figures})
     observed.step_ms = Percentiles(1 - spread, 1.0, 1 + spread)
-    every = dict.fromkeys(attribution.LIMITS, 0.0) | shares
+    every = dict.fromkeys(LIMITS, 0.0) | shares
     return decide(Attribution(every, 0.0, []), observed, replace(CEILINGS, other_work=ceilings), experiments)
 
 
@@ -232,7 +235,8 @@ def test_beside_other_work_only_what_it_does_not_change_is_judged(limit: str, wh
     assert verdict.confidence != "high"
     assert "other work used 40% of the cores" in verdict.doubts
     if expected == "not judged":
-        assert "not depend on it: input 20%, blocked 0%, python below 1 %." in verdict.because[0]
+        assert "not depend on it: input 20%, blocked 0%" in verdict.because[0]
+        assert "python below 1 %" in verdict.because[0]
 
 
 def test_c_code_outside_torch_is_told_from_the_interpreter() -> None:
@@ -326,8 +330,20 @@ def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:
     assert "(memory: 500 ns, of which 100 ns whatever the width and 400 ns for the bytes)" in verdict.because[0]
 
 
-def test_the_page_shows_every_limit() -> None:
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+def test_a_limit_is_declared_completely(limit: Limit) -> None:
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
-    assert tuple(limits.TEXTS) == attribution.LIMITS
-    for limit, texts in limits.TEXTS.items():
-        assert f"- `{limit}`: {texts['meaning']}\n" in page
+    assert f"- `{limit.name}`: {limit.meaning}\n" in page
+    assert limit.colour in TONES
+    assert [one.name for one in LIMITS.values() if one.colour == limit.colour] == [limit.name]
+    for sentence in filter(None, (limit.sentence, limit.native)):
+        text = sentence.format(share="50 %", detail=": 1 ms of 2 ms", modules="numpy")
+        assert "50 %" in text
+        assert ": 1 ms of 2 ms" in text
+    low, high = limit.twice_batch
+    assert 1 <= low <= high
+
+
+def test_the_page_lists_the_limits_in_their_order() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
+    assert re.findall(r"^- `(\w+)`: ", page, re.MULTILINE) == list(LIMITS)

@@ -19,7 +19,8 @@ from recperf.runs.sides import Side, load, of_workload
 
 
 def loaded(profile: dict[str, Any], name: str = "a") -> Side:
-    return of_workload(Path(name), msgspec.convert(profile, Profile))
+    made = msgspec.convert(profile, Profile)
+    return of_workload(Path(name), made, made.verdict, made.shares)
 
 
 def diff(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
@@ -138,7 +139,7 @@ def _with(path: str, value: Any) -> str:
     ("text", "message"),
     [
         ("", "is not JSON"),
-        ("[]", "not a file that recperf wrote"),
+        ("[]", "not a profile of a step"),
         (_with("schema", 9), "profile.json has schema 9; this recperf reads 2"),
         (_with("step_ms.p50", ...), "does not fit its description: step_ms.p50 is missing"),
         (_with("components", []), "the shares of components do not sum to 1"),

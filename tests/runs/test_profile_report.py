@@ -12,10 +12,12 @@ from msgspec import convert
 from page_reader import Reader
 
 from recperf.measure.peaks.records import Peaks
+from recperf.measure.profile import of_workload
 from recperf.measure.profile_records import Profile
 from recperf.runs.report import formats as fmt
-from recperf.runs.report import page, profile_report
+from recperf.runs.report import page
 from recperf.runs.report.blocks import WIDEST, render
+from recperf.runs.report.profiles import report_of
 from recperf.runs.report.step_sections import ABSENT, TOP
 
 EXAMPLES = {name: getattr(profiles, name) for name in ("cpu", "eager", "graph", "budget", "ranks")}
@@ -32,12 +34,12 @@ TITLES = {
 """The sections of each example: those that were measured."""
 
 
-def text(profile: dict[str, Any], *more: Any) -> str:
-    return render(profile_report.report(convert(profile, Profile), *more), verbose=True)
+def text(profile: dict[str, Any], peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> str:
+    return render(report_of(of_workload(convert(profile, Profile), peaks, machine), peaks), verbose=True)
 
 
-def html(profile: dict[str, Any], *more: Any) -> str:
-    return page.html_of(profile_report.report(convert(profile, Profile), *more))
+def html(profile: dict[str, Any], peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> str:
+    return page.html_of(report_of(of_workload(convert(profile, Profile), peaks, machine), peaks))
 
 
 def read(profile: dict[str, Any], **more: Any) -> Reader:

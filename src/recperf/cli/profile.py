@@ -102,11 +102,14 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
 
 def show(profile: Profile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
     """Print the profile and write its page; if that fails the profile itself is still valid."""
+    from ..measure.profile import of_workload
     from ..runs.evidence import read_peaks
     from ..runs.report import page
-    from ..runs.report.profile_report import report
+    from ..runs.report.profiles import report_of
 
-    built = report(profile, read_peaks(folder / "peaks.json"), read_json(folder / "machine.json"))
+    peaks = read_peaks(folder / "peaks.json")
+    told = of_workload(profile, peaks, read_json(folder / "machine.json"))
+    built = report_of(told, peaks)
     terminal.show(built)
     terminal.facts(("profile", str(folder / "profile.json")))
     if options.save_trace and current().size > 1:
@@ -115,7 +118,7 @@ def show(profile: Profile, folder: Path, options: Options[Any], terminal: Termin
         with page_optional(terminal):
             terminal.facts(("page", str(page.save(built, folder / "profile.html"))))
     if options.json:
-        print_json(sealed(profile))
+        print_json(sealed(told))
 
 
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:

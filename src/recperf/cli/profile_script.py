@@ -92,7 +92,7 @@ def command(arguments: list[str]) -> int:
 
 
 def _show(report: Report, place: Path, options: Options) -> None:
-    from ..runs.report.step_sections import report_of
+    from ..runs.report.profiles import report_of
 
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
     terminal.show(report_of(report))

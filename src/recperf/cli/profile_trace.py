@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, MachineError
-from ..measure.trace.records import MergedTraces, TraceAnalysis
+from ..jsonfile import sealed
+from ..measure.profile import StepProfile
+from ..measure.trace.records import MergedTraces
 from ..terminal import Terminal, print_json
 from ..units import size
 from .parse import OutputOptions, VerboseOption, parse
@@ -30,13 +32,13 @@ class Options(OutputOptions, VerboseOption):
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf profile --trace", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet, verbose=options.verbose)
-    analysis = analysis_of(options.trace, options.peaks)
-    from ..runs.report.trace_report import report
+    profile = profile_of(options.trace, options.peaks)
+    from ..runs.report.profiles import report_of
 
-    terminal.show(report(analysis))
-    if options.trace.is_dir():
+    terminal.show(report_of(profile))
+    if options.trace.is_dir() and profile.trace is not None:
         try:
-            analysis.merged = one = merged(options.trace)
+            profile.trace.merged = one = merged(options.trace)
             ranks, all_ranks = len(one.ranks), one.of or 0
             missing = f"; {all_ranks - ranks} of {all_ranks} ranks are missing" if all_ranks > ranks else ""
             about = f"{size(one.bytes)}, {ranks} ranks{missing}; clock: {one.clock}"
@@ -44,12 +46,12 @@ def command(arguments: list[str]) -> int:
         except (DataError, MachineError) as error:
             terminal.notice(f"the traces are not merged into one file: {error.what}")
     if options.json:
-        print_json(analysis)
+        print_json(sealed(profile))
     return 0
 
 
-def analysis_of(path: Path, peaks_file: Path | None) -> TraceAnalysis:
-    """The analysis of a trace, or of the slowest rank in a folder with the comparison of all."""
+def profile_of(path: Path, peaks_file: Path | None) -> StepProfile:
+    """The profile of a trace, or of the slowest rank in a folder with the comparison of all."""
     from ..measure.peaks import find, read_file
     from ..measure.trace_evidence import analyse_file
 
@@ -60,9 +62,10 @@ def analysis_of(path: Path, peaks_file: Path | None) -> TraceAnalysis:
     from ..measure.trace.analyse import compare_ranks
 
     compared = compare_ranks(path)
-    analysis = analyse_file(Path(compared.file), peaks, chosen=chosen)
-    analysis.ranks_compared = compared
-    return analysis
+    profile = analyse_file(Path(compared.file), peaks, chosen=chosen)
+    if profile.trace is not None:
+        profile.trace.ranks_compared = compared
+    return profile
 
 
 def merged(folder: Path) -> MergedTraces:

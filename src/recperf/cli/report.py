@@ -9,7 +9,6 @@ from typing import Annotated
 import tyro
 
 from ..errors import UsageError
-from ..measure.profile_records import Profile
 from ..runs.evidence import Evidence, kind_of, read_peaks
 from ..runs.report.blocks import Report, render
 from ..terminal import print_json, print_text
@@ -73,20 +72,16 @@ def report_of(path: Path, kind: str, peaks: Path | None) -> Report:
         from ..runs.report import run_report
 
         return run_report.report(Evidence(path), "r1")
+    from ..runs.report import trace_report
+    from ..runs.report.profiles import report_of as report_of_profile
+
     if kind == "profile":
-        from .. import jsonfile
-        from ..runs.report import profile_report, step_sections
-        from ..runs.step_report import load_any
+        from ..runs.step_report import load
 
         file = path / "profile.json" if path.is_dir() else path
-        profile = load_any(file)
-        if not isinstance(profile, Profile):
-            return step_sections.report_of(profile)
-        machine = file.with_name("machine.json")
-        facts = jsonfile.read(machine) if machine.exists() else None
-        return profile_report.report(profile, read_peaks(file.with_name("peaks.json")), facts)
-    from ..runs.report import trace_report
-    from .profile_trace import analysis_of
+        return report_of_profile(load(file), read_peaks(file.with_name("peaks.json")))
+    from .profile_trace import profile_of
 
-    analysis = analysis_of(path, peaks)
-    return trace_report.report(analysis, viewer=trace_report.viewer(Path(analysis.file)))
+    profile = profile_of(path, peaks)
+    viewer = trace_report.viewer(Path(profile.trace.file)) if profile.trace else None
+    return report_of_profile(profile, viewer=viewer)

@@ -37,10 +37,11 @@ from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.observing import SHORT, Observer
 from ..measure.peaks.records import Peaks
+from ..measure.profile import KIND, SCHEMA
 from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
 from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
 from ..measure.saved_state import SavedState
-from ..runs.step_report import KIND, SCHEMA, Report
+from ..runs.step_report import Report
 
 Experiments = Callable[[Attribution, Observed], list[Experiment]]
 """Runs experiments for an attribution of what was observed."""

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from ..units import number, time
 from .attribution import divided_ms
 from .ceilings import Ceilings
+from .limit_kinds import Evidence, limits_by
 from .peaks.other_work import DISTURBED
 from .places import place_text
 from .program_facts import optimizer_of
@@ -140,9 +141,30 @@ class AdviceFacts:
         step = self.step_ms
         if not self.counts_host:
             return max(LEAST * step, step - saved)
-        busy = step - self.ms("launch", "python", "blocked", "sync", "input")
+        busy = step - self.ms(*limits_by(Evidence.THREAD, Evidence.IDLE))
         waits = max(0.0, step - self.host_ms - saved)
         return max(self.queue_ms(1), busy - saved, max(0.0, self.host_ms + host) + waits)
+
+    def on_all_cores(self) -> tuple[float, float]:
+        """Time of arithmetic and random rows, and what remains of it with a thread on every core."""
+        goes = self.ms("compute", "latency")
+        return goes, goes * min(1.0, self.facts.threads / max(1, self.facts.cores))
+
+    def from_pinned_memory(self) -> tuple[float, float]:
+        """Time of copies between host and device, and what those of memory that is not pinned take once it is."""
+        goes = self.ms("transfer") - sum(row.limits.get("transfer", 0.0) for row in self.operators)
+        link = self.ceilings.link if self.ceilings else 0.0
+        return goes, self.observed.pageable_bytes / link * 1e3 if link else 0.0
+
+    def in_precision(self, products: Iterable[DividedOperator], precision: str) -> tuple[float, float]:
+        """Arithmetic time of some products, and what remains of it at the ceiling of another precision."""
+        goes = needs = 0.0
+        for row in products:
+            ms = row.limits.get("compute", 0.0)
+            goes += ms
+            if self.ceilings is not None:
+                needs += ms * min(1.0, self.ceilings.product(row.precision) / self.ceilings.product(precision))
+        return goes, needs
 
     def advice(
         self, name: str, seen: str, change: str, goes: float, needs: float = 0.0, host: float = 0.0, **settings: Any
@@ -182,9 +204,9 @@ def threads(evidence: AdviceFacts) -> Advice | None:
     if now > cores:
         seen = f"Operators use {now} threads on {cores} cores: threads of one operator wait for each other."
         return Advice("threads", seen, change, settings={"threads": cores})
-    goes = evidence.ms("compute", "latency")
+    goes, needs = evidence.on_all_cores()
     seen = f"Operators use {now} of {cores} cores; arithmetic and random rows take {evidence.cost(goes)}."
-    return evidence.advice("threads", seen, change, goes, goes * now / cores, threads=cores)
+    return evidence.advice("threads", seen, change, goes, needs, threads=cores)
 
 
 def loader(evidence: AdviceFacts) -> Advice | None:
@@ -229,10 +251,9 @@ def copies(evidence: AdviceFacts) -> Advice | None:
     """Copies to the device that nothing hides."""
     if evidence.on_cpu:
         return None
-    goes = evidence.ms("transfer") - sum(row.limits.get("transfer", 0.0) for row in evidence.operators)
-    facts, pageable = evidence.facts.loader, evidence.observed.pageable_bytes
-    pinned = not pageable and facts is not None and facts.pinned
-    needs = pageable / evidence.ceilings.link * 1e3 if evidence.ceilings and evidence.ceilings.link else 0.0
+    goes, needs = evidence.from_pinned_memory()
+    facts = evidence.facts.loader
+    pinned = not evidence.observed.pageable_bytes and facts is not None and facts.pinned
     change = "batch.to(device, non_blocking=True)" + ("" if pinned else " from DataLoader(..., pin_memory=True)")
     seen = f"Copies between host and device that no computation hides take {evidence.cost(goes)}."
     return evidence.advice("pinned", seen, change, goes, needs, **({"pinned": True} if facts and not pinned else {}))

@@ -174,7 +174,7 @@ def cleared_gradients(evidence: AdviceFacts) -> Advice | None:
 def precision(evidence: AdviceFacts) -> Advice | None:
     """Products in a precision beside which a faster one was measured."""
     ceilings = evidence.ceilings
-    products = (row for row in evidence.operators if row.flops)
+    products = [row for row in evidence.operators if row.flops]
     by_precision = summed((row.precision or "float32", row.limits.get("compute", 0.0)) for row in products)
     if ceilings is None or not by_precision:
         return None
@@ -184,13 +184,12 @@ def precision(evidence: AdviceFacts) -> Advice | None:
         return None
     # TF32 needs one line and no conversions; float32 is what everybody else computes in.
     best = next((name for name in ("tf32", "float32") if name in faster and now in ("float32", "float64")), faster[0])
-    goes = by_precision[now]
+    goes, needs = evidence.in_precision((row for row in products if (row.precision or "float32") == now), best)
     rates = f"{number(ceilings.flops[now])}FLOP/s, {best} {number(ceilings.flops[best])}FLOP/s"
     seen = f"Products in {now} take {evidence.cost(goes)}; this machine reaches {rates}."
     lines = {"tf32": 'torch.set_float32_matmul_precision("high")', "float32": "model.float(), and batches in float32"}
     autocast = f'with torch.autocast("{"cpu" if evidence.on_cpu else "cuda"}", torch.{best}): ...'
     settings = {"tf32": True} if best == "tf32" else {}
-    needs = goes * ceilings.flops[now] / ceilings.flops[best]
     return evidence.advice("precision", seen, lines.get(best, autocast), goes, needs, **settings)
 
 

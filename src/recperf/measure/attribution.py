@@ -16,12 +16,9 @@ from msgspec.structs import asdict, replace
 
 from ..ops.operators import PREFIX
 from .ceilings import Ceilings
+from .limit_kinds import DOES_NOT_APPLY, LIMITS, SMALL, TOO_LOW
 from .records import Attribution, DividedOperator, Observed, Operator
 
-LIMITS = (
-    "input", "blocked", "python", "dispatch", "launch", "sync", "transfer", "compute", "bandwidth", "latency", "cache",
-    "communication", "operator",
-)  # fmt: skip
 EXPLAINED = 0.3
 """Share of an operator's time that a roof must explain to get all of it; below it is far from every roof."""
 BELIEVED = 1.5
@@ -29,13 +26,10 @@ BELIEVED = 1.5
 other work, and vary by less."""
 MANY = 8
 """Bytes of this many times the largest cache come from memory, even if they are counted twice, read and written."""
-SMALL = 0.25
-"""An operator whose work takes less than this part of a call's cost computes nothing to speak of."""
 CALLS = 4.0
 """Such an operator may take this many times the cost of the simplest call of its kind and still be only a call."""
 MEMORY = ("bandwidth", "rows", "cache", "transfer")
 """Parts of an operator's time in which it reads or writes."""
-DOES_NOT_APPLY, TOO_LOW = "the ceiling does not apply", "the ceiling is too low"
 INSIDE = 0.65
 """Part of a call's cost that is inside the operator; the rest is Python's way to it. Used where it was not measured."""
 

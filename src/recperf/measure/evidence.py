@@ -12,15 +12,16 @@ import torch
 
 from ..machine import usable_cores
 from .clocks import MODULE
+from .host_time import HostClocks, divided
 from .observing import ENDLESS, WATCHED, Observer
 from .operators import CallWork
-from .records import Observed, ObservedSteps, Operator, PartTime, TimingCost
-from .rows import FEWEST, clip, name_places, observer_places, operator_rows, sampled_places, unknown_work
+from .records import Observed, ObservedSteps, TimingCost
+from .rows import FEWEST, clip, name_places, observer_places, operator_rows, part_rows, sampled_places, unknown_work
 from .timeline import COUNTED, NODE, CountedInOrder, StepTimes, nearest_call, step_times, traced_step
 from .trace.analyse import steps_of
 from .trace.idle import collectives, device_times, lateness, transfers, waits_for_device
 from .trace.nesting import NONE, Nesting, TracedSteps, spread
-from .trace.read import PART, STEP, STEP_OF_TORCH, summed
+from .trace.read import PART, STEP, STEP_OF_TORCH
 from .trace.record import Recording
 
 _CALIBRATION = 400
@@ -136,47 +137,42 @@ def _on_host(
     own_ms: float,
     off_ms: float,
 ) -> None:
-    """Scale the traced times to the plain steps, which no profiler slowed; `own_ms` is a step without waits for input
-    and for other ranks."""
+    """Scale the traced times to the plain steps, which no profiler slowed; host_time.py has the equations."""
     crowd = observer.threads / usable_cores() + observer.workers - 1
     result.crowded = min(observer.workers, max(0.0, crowd))
-    clipped = clip(times)
-    steps = 1e3 * times.steps
-    communication = times.communication_us / steps
+    steps, traced = 1e3 * times.steps, observer.traced
+    cut = clip(times) / steps
     # The pages of a file may be read in some steps and be there in others: as in the counted step, by shares.
     stuck = sum(call.us * call.work.blocked for call in times.calls if call.work) / steps
     for call in times.calls:
         call.us *= 1 - (call.work.blocked if call.work else 0.0)
-    outside, known = times.outside_us / steps, times.beside_us / steps + communication
-    traced_off = sum(moment.off for moment in observer.traced) / len(observer.traced) / 1e6
-    # Beside other work an operator waits longer for its own threads than when it was counted: by what a traced thread
-    # was off its core and cannot have been outside of operators.
-    elsewhere = known + max(sum(work.off_ns for work in works) / 1e6, traced_off - known - stuck - outside)
-    # Outside of operators a thread is off its core for no longer than traced steps spend there, or than samples of all
-    # steps tell. The rest it waited for its own threads.
     samples = observer.sampler.samples
     limits, _ = observer.sampler.times(observer.counter.positions if observer.counter else ())
     seen_off = sum(limits.get("blocked", {}).values())
-    single = own_ms * seen_off / sum(sample.wall for sample in samples) if len(samples) >= FEWEST else off_ms
-    blocked = max(0.0, min(off_ms - elsewhere, outside + stuck + single))
-    python = max(0.0, outside - max(0.0, traced_off - elsewhere - stuck))
-    inside = sum(call.us for call in times.calls) / steps
-    # Other work took the thread's core at moments that do not depend on what it ran.
-    waiting = sum(moment.waiting for moment in observer.traced) / max(1, sum(moment.wall for moment in observer.traced))
-    cut = clipped / steps / max(1e-9, inside + clipped / steps)
-    python *= 1 - min(waiting, cut)
-    rest = max(0.0, own_ms - blocked - communication)
-    scale = rest / (python + inside) if python + inside > 0 else 0.0
+    clocks = HostClocks(
+        own=own_ms,
+        off=off_ms,
+        sampled_off=own_ms * seen_off / sum(one.wall for one in samples) if len(samples) >= FEWEST else None,
+        outside=times.outside_us / steps,
+        collectives=times.communication_us / steps,
+        beside=times.beside_us / steps,
+        inside=sum(call.us for call in times.calls) / steps,
+        stuck=stuck,
+        cut=cut,
+        traced_off=sum(one.off for one in traced) / len(traced) / 1e6,
+        waited_off=sum(work.off_ns for work in works) / 1e6,
+        preempted=sum(one.waiting for one in traced) / max(1, sum(one.wall for one in traced)),
+    )
+    parts = divided(clocks)
     for call in times.calls:
-        call.us *= scale
-    result.waits["communication"] += min(own_ms, communication)
-    result.waits |= {"blocked": blocked, "python": python * scale}
+        call.us *= parts.scale
+    result.waits["communication"] += parts.communication
+    result.waits |= {"blocked": parts.blocked, "python": parts.python}
     # C code that runs for so long is not slowed by a trace.
-    result.long_python_ms = min(python * scale, times.long_us / steps)
-    part = python / outside * scale / steps if outside else 0.0
-    result.optimizer_python = {region_name(name): us * part for name, us in times.optimizer_us.items()}
-    # Of plain steps that time is left out, of traced ones only what was cut.
-    result.scale = scale / max(1e-9, 1 - max(0.0, waiting - cut))
+    result.long_python_ms = min(parts.python, times.long_us / steps)
+    python = parts.python / times.outside_us if times.outside_us else 0.0
+    result.optimizer_python = {region_name(name): us * python for name, us in times.optimizer_us.items()}
+    result.scale = parts.slowed
 
 
 def _on_device(
@@ -298,11 +294,3 @@ def region_name(name: str) -> str:
         if name.startswith(prefix):
             return ("optimizer " if prefix.startswith("Optimizer") else "") + name.removeprefix(prefix)
     return name
-
-
-def part_rows(operators: list[Operator]) -> list[PartTime]:
-    """Time of each part, largest first."""
-    parts = summed((row.part or "(no part)", row.ms) for row in operators)
-    whole = sum(parts.values()) or 1.0
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return [PartTime(name, ms, ms / whole) for name, ms in ordered]

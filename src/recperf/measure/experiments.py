@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .attribution import SMALL, divided_ms
+from .attribution import divided_ms
 from .ceilings import ceilings_of
 from .clocks import ThreadClock, cuda_used
 from .counting import DispatchMode, named
+from .limit_kinds import GRAPH, HOT_IDS, LIMITS, REPLAY, SAME, SMALL, Evidence, Range, limits_by
 from .limits import NOTICEABLE
 from .operators import RESULT, RowAccess, replaceable
 from .peaks.records import Peaks
@@ -27,8 +28,6 @@ from .program_facts import is_compiled
 from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles
 from .trace.nesting import spread as percentiles
 
-Range = tuple[float, float]
-"""The lowest and the highest time that is expected, in times of the unchanged one."""
 SECONDS = 10.0
 """All experiments together may take this long unless more is allowed."""
 TURNS = 4
@@ -36,21 +35,10 @@ HOT_ROWS = 64
 _SPARSE = "aten::_sparse_coo_tensor_with_dims_and_tensors"
 OPTIMIZER = "optimizer"
 """The work of an optimizer, which follows the parameters, not the batch."""
-FIXED = ("dispatch", "python", "launch", "sync", "blocked")
-"""Limits that are not work of an operator."""
-SAME: Range = (1.0, 1.0)
-TWICE: dict[str, Range] = {
-    **dict.fromkeys(("launch", "sync", OPTIMIZER), SAME),
-    # What an operator computes may be so much of what it costs to call it.
-    "dispatch": (1.0, 1 + SMALL),
-    # They may follow the batch or not.
-    **dict.fromkeys(("blocked", "python", "communication"), (1.0, 2.0)),
-    **dict.fromkeys(("transfer", "compute", "bandwidth", "latency"), (1.5, 2.5)),
-    # What stays cached with half of the batch may not with all of it.
-    "cache": (1.5, 3.5),
-    "operator": (1.0, 3.0),
+TWICE = {name: limit.twice_batch for name, limit in LIMITS.items() if REPLAY not in limit.removed_by} | {
+    OPTIMIZER: SAME
 }
-"""What twice the batch does to the time of each limit: large products use a device better."""
+"""What twice the batch does to the time of each limit that a repeated batch leaves."""
 HALF = {limit: (1 / high, 1 / low) for limit, (low, high) in TWICE.items()}
 
 
@@ -101,8 +89,7 @@ def _replay(plain: Callable[[], object], step_ms: Percentiles, share: float) -> 
     count = max(3, min(50, int(300 / step_ms.p50)))
     times = percentiles([_time(plain, 1) * 1e3 / step_ms.p50 for _ in range(count)])
     spread = (times.p80 - times.p20 + (step_ms.p80 - step_ms.p20) / step_ms.p50) / 2
-    name = "one batch from memory again and again"
-    return _judged(name, times.p50, spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
+    return _judged(REPLAY, times.p50, spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
 
 
 def _variants(
@@ -137,13 +124,13 @@ def _variants(
     random_rows = attribution.random / whole * replaced / max(1e-12, sum(row.random_ms for row in rows))
     # A compiled function that met a dispatch mode would never run compiled again.
     if random_rows >= 0.2 and not is_compiled():
-        yield Variant("ids of a few hot rows", plain, (0.0, 1 - 0.3 * random_rows), SAME, _HotIds)
+        yield Variant(HOT_IDS, plain, (0.0, 1 - 0.3 * random_rows), SAME, _HotIds)
     # A step that waits for the device cannot be captured.
     if not on_cpu and own["launch"] >= 0.2 and not observed.waits.get("sync"):
         captured = _captured(plain)
         if captured is not None:
-            gone = own["launch"] + own["python"]
-            yield Variant("the step as a CUDA graph", captured, (0.0, 1 - 0.5 * gone), SAME)
+            gone = sum(share for limit, share in own.items() if GRAPH in LIMITS[limit].removed_by)
+            yield Variant(GRAPH, captured, (0.0, 1 - 0.5 * gone), SAME)
 
 
 def _is_backward(row: DividedOperator) -> bool:
@@ -157,17 +144,15 @@ def _half_threads(peaks: Peaks | None, threads: int) -> dict[str, Range]:
     bandwidth. At most what they do to perfectly divided work.
     """
     every, half = (ceilings_of(peaks, threads=count) for count in (threads, threads // 2))
-    slower = dict.fromkeys(("compute", "bandwidth", "latency", "cache", "operator"), 1.0)
-    if every is not None and half is not None:
-        slower |= {
-            "compute": every.product("float32") / half.product("float32"),
-            "bandwidth": every.stream / half.stream,
-            "latency": half.row_ns(64) / every.row_ns(64),
-            "cache": every.cached / half.cached,
-        }
+    slower = {
+        name: limit.half_threads(every, half) if every is not None and half is not None else 1.0
+        for name, limit in LIMITS.items()
+        if limit.half_threads is not None
+    }
     most = 1 + 1.2 * (threads / (threads // 2) - 1)
     changed = {limit: ((1 + times) / 2, max(most, times)) for limit, times in slower.items()}
-    return dict.fromkeys(TWICE, SAME) | {"dispatch": (1 - SMALL, 1 + SMALL)} | changed
+    calls = dict.fromkeys(limits_by(Evidence.CALLS), (1 - SMALL, 1 + SMALL))
+    return dict.fromkeys(TWICE, SAME) | calls | changed
 
 
 def _expected(own: dict[str, float], factors: dict[str, Range]) -> tuple[Range, Range]:
@@ -244,7 +229,7 @@ def _without_optimizer(own: dict[str, float], attribution: Attribution, observed
     step_ms = divided_ms(observed.waits, observed.operators) - observed.waits.get("input", 0.0)
     parts = (OPTIMIZER, "update", "dense_update")
     rows = [row for row in attribution.operators if (row.part or "").startswith(parts)]
-    limits = [limit for limit in own if limit not in FIXED]
+    limits = limits_by(Evidence.COPIES, Evidence.WORK, Evidence.RANKS)
     work = {limit: sum(row.limits.get(limit, 0.0) for row in rows) / max(1e-9, step_ms) for limit in limits}
     rest = {limit: max(0.0, share - work.get(limit, 0.0)) for limit, share in own.items()}
     return {**rest, OPTIMIZER: 1 - sum(rest.values())}
@@ -255,7 +240,7 @@ def hot_ids(hot: Percentiles, cold: Percentiles, random_rows: float) -> Experime
     spread = (hot.p80 / cold.p20 - hot.p20 / cold.p80) / 2
     why = f": random rows from memory ({random_rows:.0%}) vanish"
     expected = (0.0, 1 - 0.3 * random_rows)
-    return _judged("ids of a few hot rows", hot.p50 / cold.p50, spread, expected, SAME, why)
+    return _judged(HOT_IDS, hot.p50 / cold.p50, spread, expected, SAME, why)
 
 
 def _doubled(batch: Any) -> Any | None:

@@ -1,5 +1,5 @@
-"""Predicts what switching on a fix of a workload gains, as advice about any step does: from the operators of observed
-steps, by the kind of work of the span that they belong to. Torch-free.
+"""Predicts what switching on a fix of a workload gains: from the operators of observed steps, by the kind of work of
+the span that they belong to. What advice about any step predicts too, `AdviceFacts` predicts for both. Torch-free.
 """
 
 from __future__ import annotations
@@ -143,17 +143,12 @@ class Predictor:
             drawn = evidence.stream_ms(sum(part.bytes or 0 for part in self.components if part.name == "data"))
             return evidence.ms("input", "transfer"), drawn + evidence.calls_ms(DRAW_KERNELS), 0.0
         if fix == "pinned":
-            pageable = evidence.observed.pageable_bytes
-            return evidence.ms("transfer"), pageable / ceilings.link * 1e3 if ceilings.link else 0.0, 0.0
+            return *evidence.from_pinned_memory(), 0.0
         if fix == "threads":
-            goes = evidence.ms("compute", "latency")
-            return goes, goes * min(1.0, evidence.facts.threads / evidence.facts.cores), 0.0
+            return *evidence.on_all_cores(), 0.0
         products = [row for row in rows if row.flops]
         if fix in ("precision", "bfloat16"):
-            faster = "tf32" if fix == "precision" else "bfloat16"
-            goes = sum(row.limits.get("compute", 0.0) for row in products)
-            now = max((ceilings.product(row.precision) for row in products), default=1.0)
-            return goes, goes * min(1.0, now / ceilings.product(faster)), 0.0
+            return *evidence.in_precision(products, "tf32" if fix == "precision" else "bfloat16"), 0.0
         if fix == "onednn":
             goes = sum(row.ms for row in products)
             least = sum(row.flops / ceilings.product(row.precision) for row in products) * 1e3

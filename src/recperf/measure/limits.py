@@ -4,16 +4,15 @@ Only counting ids needs torch.
 
 from __future__ import annotations
 
-import tomllib
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ..errors import DataError
-from ..units import number, percent, size, time
-from .attribution import BELIEVED, DOES_NOT_APPLY, TOO_LOW, attribute, divided_ms
+from ..units import percent, size, time
+from .attribution import BELIEVED, attribute, divided_ms
 from .ceilings import Ceilings, ceilings_of_profile
+from .limit_kinds import DOES_NOT_APPLY, LIMITS, Evidence, limits_by
 from .peaks.other_work import DISTURBED
 from .peaks.records import Peaks
 from .profile_records import (
@@ -32,11 +31,8 @@ from .trace.read import summed
 if TYPE_CHECKING:
     from torch import Tensor
 
-TEXTS: dict[str, dict[str, str]] = tomllib.loads(files(__package__).joinpath("limits.toml").read_text(encoding="utf-8"))
 UNCLEAR, NOT_JUDGED = "unclear", "not judged"
 UNDECIDED = (UNCLEAR, NOT_JUDGED)
-BY_DEVICE = ("transfer", "compute", "bandwidth", "latency", "cache", "operator")
-"""Limits whose time the clock of a GPU tells, whatever else the processor does."""
 CLEAR = 0.3
 """The largest share must reach this to be a verdict."""
 LEAD = 0.2
@@ -70,7 +66,7 @@ def decide(
         because.append("No experiment: the step was not run again.")
     others = observed.other_work or 0.0
     if others > DISTURBED and not _preemption_removed(observed, first):
-        known = [f"{limit} {percent(shares[limit])}" for limit in ("input", "blocked", "python")]
+        known = [f"{limit} {percent(shares[limit])}" for limit in limits_by(Evidence.THREAD)]
         reason = (
             f"Other work used {others:.0%} of the cores. Measure again while nothing else runs, or with one thread. "
             f"Shares of the step that do not depend on it: {', '.join(known)}."
@@ -92,7 +88,7 @@ def _preemption_removed(observed: Observed, limit: str) -> bool:
     """Whether the share of a limit was measured without the time in which other work had the cores: by the clock of
     a GPU, or by those of the only thread that ran operators."""
     if observed.device != "cpu":
-        return limit in BY_DEVICE
+        return limit in limits_by(Evidence.COPIES, Evidence.WORK)
     return observed.threads == 1 and observed.preempted is not None
 
 
@@ -190,23 +186,26 @@ def _doubts(
 
 
 def _sentence(limit: str, attribution: Attribution, observed: Observed, ceilings: Ceilings | None) -> str:
-    share, native = attribution.shares[limit], observed.native
-    text = TEXTS[limit]["sentence"]
-    if limit == "python" and native is not None and native.share > 0.5:
-        text = TEXTS[limit]["native"].replace("{modules}", ", ".join(native.modules[:3]) or "of other libraries")
-    return text.format(share=percent(share), detail=_detail(limit, attribution, observed, ceilings))
+    declared, native = LIMITS[limit], observed.native
+    share, detail = percent(attribution.shares[limit]), _detail(limit, attribution, observed, ceilings)
+    if declared.native and native is not None and native.share > 0.5:
+        modules = ", ".join(native.modules[:3]) or "of other libraries"
+        return declared.native.format(share=share, detail=detail, modules=modules)
+    return declared.sentence.format(share=share, detail=detail)
 
 
 def _detail(limit: str, attribution: Attribution, observed: Observed, ceilings: Ceilings | None) -> str:
-    """A clause with the operator that matters most and its rate."""
-    linked = limit == "transfer" and any(row.linked for row in attribution.operators)
-    if limit in ("input", "blocked", "python", "launch", "sync", "transfer") and not linked:
+    """A clause with the time of a wait, the number of calls, or the operator that matters most and its rate."""
+    declared = LIMITS[limit]
+    linked = any(row.linked for row in attribution.operators)
+    waits = declared.evidence in (Evidence.THREAD, Evidence.IDLE)
+    if waits or (declared.evidence is Evidence.COPIES and not linked):
         step = divided_ms(observed.waits, observed.operators)
         return f": {time(attribution.shares[limit] * step)} of {time(step)}"
     rows = [row for row in attribution.operators if row.limits.get(limit)]
     if not rows:
         return ""
-    if limit == "dispatch":
+    if declared.evidence is Evidence.CALLS:
         kernels = sum(row.kernels for row in attribution.operators)
         if kernels and ceilings is not None:
             floor = time(ceilings.kernel_ns / 1e6)
@@ -214,38 +213,8 @@ def _detail(limit: str, attribution: Attribution, observed: Observed, ceilings: 
         calls = sum(row.calls for row in attribution.operators)
         return f": {calls:,.0f} operator calls"
     row, share = _busiest(rows, limit)
-    seconds = row.ms / 1e3
     text = f", {percent(share)} of it in {row.name}"
-    if ceilings is None or not seconds:
-        return text
-    if limit == "compute" and row.flops:
-        precision = row.precision or "float32"
-        ceiling = ceilings.flops.get(precision) or ceilings.flops["float32"]
-        text += (
-            f", which computes {number(row.flops / seconds)}FLOP/s where this machine reaches "
-            f"{number(ceiling)}FLOP/s in {precision}{_threads(ceilings)}"
-        )
-        faster = [f"{number(ceilings.flops[name])}FLOP/s in {name}" for name in ceilings.faster(precision)[:1]]
-        text += f", {faster[0]}" if faster else ", and no more in a lower precision"
-    elif limit in ("bandwidth", "latency") and row.missed:
-        width = row.row_bytes or 0
-        ceiling, share = ceilings.row_ns(width) / 1e6, ceilings.latency_share(width)
-        text += (
-            f": {row.missed:,.0f} of {row.rows:,.0f} random rows of {width} bytes come from memory, at "
-            f"{time(row.ms / row.rows)} a row (memory: {time(ceiling)}, of which {time(share * ceiling)} "
-            f"whatever the width and {time((1 - share) * ceiling)} for the bytes)"
-        )
-    elif limit == "bandwidth" and row.bytes:
-        text += f", at {number(row.bytes / seconds)}B/s where this machine streams {number(ceilings.stream)}B/s"
-        text += f"; {TOO_LOW}" if TOO_LOW in row.note else ""
-    elif linked:
-        text += (
-            f": rows in host memory, at {number(row.linked / seconds)}B/s where the link reaches "
-            f"{number(ceilings.link)}B/s"
-        )
-    elif limit == "operator":
-        text += f" ({time(row.ms)}, far below every ceiling)"
-    return text
+    return text if ceilings is None or not row.ms else text + declared.rate(row, ceilings)
 
 
 def _busiest(rows: list[DividedOperator], limit: str) -> tuple[DividedOperator, float]:
@@ -259,10 +228,6 @@ def _busiest(rows: list[DividedOperator], limit: str) -> tuple[DividedOperator, 
     counted = ("ms", "calls", "flops", "bytes", "rows", "missed")
     figures = {name: sum(getattr(row, name) for row in alike) for name in counted}
     return replace(largest, **figures), by_name[name] / max(1e-12, sum(by_name.values()))
-
-
-def _threads(ceilings: Ceilings) -> str:
-    return f" with {ceilings.threads} thread{'s' if ceilings.threads > 1 else ''}" if ceilings.device == "cpu" else ""
 
 
 def roofline(profile: StepBudget, peaks: Peaks | None) -> list[RooflinePoint] | Missing:

@@ -58,12 +58,13 @@ class Sync(Struct):
 
 
 class Idle(ProfileSection):
-    """The device in traced steps, per step; the causes sum to the idle time."""
+    """The device in traced steps, per step."""
 
     wall_ms: Number = 0.0
     busy_ms: Number = 0.0
     idle_ms: Number = 0.0
     causes: dict[str, Number] = {}
+    """The idle time by limit."""
     syncs: list[Sync] = []
 
 
@@ -227,19 +228,6 @@ class StepBudget(Struct, kw_only=True):
     communication: Communication | None = None
 
 
-class StepFigures(StepBudget, kw_only=True):
-    """What was measured of a step, from which its verdict follows."""
-
-    observed: Observed
-    overhead: MeasuringCost
-    """Of clocked steps, relative to the plain ones that were observed."""
-    experiments: list[Experiment]
-    other_work: Number | None = None
-    """Share of the cores that others took."""
-    tables: TableTraffic | None = None
-    """What moved between the tiers of tables; None: they lie on the device."""
-
-
 class RooflinePoint(Struct):
     """A part with counted work, relative to the ceilings."""
 
@@ -291,12 +279,14 @@ class Trust(Struct):
     clocks: dict[str, Number] | None = None
 
 
-class Profile(StepFigures, kw_only=True):
-    """profile.json. The sections from `kind` on are those of recperf profile; a run has none of them."""
+class WorkloadFigures(StepBudget, kw_only=True):
+    """What the profile of a workload tells beside the limits of its step. The sections from `workload` on are those of
+    recperf profile; a run has none of them."""
 
-    shares: dict[str, Number]
-    verdict: Verdict
-    kind: str | None = None
+    overhead: MeasuringCost
+    """Of clocked steps, relative to the plain ones that were observed."""
+    tables: TableTraffic | None = None
+    """What moved between the tiers of tables; None: they lie on the device."""
     workload: str | None = None
     preset: str | None = None
     switches: dict[str, str] = {}
@@ -308,6 +298,23 @@ class Profile(StepFigures, kw_only=True):
     trace: SavedTrace | None = None
     advice: list[Advice] | Missing | None = None
     trust: Trust | None = None
+
+
+class StepFigures(WorkloadFigures, kw_only=True):
+    """What was measured of a step, from which its verdict follows."""
+
+    observed: Observed
+    experiments: list[Experiment]
+    other_work: Number | None = None
+    """Share of the cores that others took."""
+
+
+class Profile(StepFigures, kw_only=True):
+    """profile.json of a workload or a run: what was measured, and what follows from it."""
+
+    shares: dict[str, Number]
+    verdict: Verdict
+    kind: str | None = None
 
 
 class ColdOverHot(Struct):

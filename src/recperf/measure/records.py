@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..jsonfile import Count, Number, Struct
+from ..jsonfile import Number, Struct
 
 
 class Percentiles(Struct):
@@ -316,32 +316,3 @@ class Explanation(Struct, kw_only=True):
     """Of the plain steps."""
     notes: list[str]
     timeline: TracedStep | None = None
-
-
-class StepProfile(Explanation, kw_only=True):
-    """The profile of any training step."""
-
-    kind: str
-    schema: int
-    parts: list[PartTime]
-    """Modules, spans and named regions with their time, largest first."""
-    native: NativeCode | None = None
-    sampling: Sampling | None = None
-    program_facts: ProgramFacts | None = None
-    experiments: list[Experiment]
-    """What each experiment should have done and did."""
-    waits: dict[str, Number]
-    steps: ObservedSteps
-    steps_trained: int | None = None
-    """How many of the steps are left in weights, buffers, optimizers and random state: those on batches as they were
-    drawn, in order. All that repeated a batch were undone. None: not known."""
-    device: str
-    threads: Count
-    other_work: Number | None
-    """Share of the cores that other work took."""
-    overhead: TimingCost
-    machine: dict[str, Any]
-    ceilings: dict[str, Any] | None
-    own_cpu_s: Number
-    program: dict[str, Any] | None = None
-    """The script and its arguments, where a program was profiled."""

@@ -22,6 +22,7 @@ from .records import (
     NativeCode,
     Observed,
     Operator,
+    PartTime,
     Place,
     PlaceShare,
     PlaceTime,
@@ -75,6 +76,14 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
             call.row = row
         table.append(row)
     return sorted(table, key=lambda row: -row.ms)
+
+
+def part_rows(operators: list[Operator]) -> list[PartTime]:
+    """Time of each part, largest first."""
+    parts = summed((row.part or "(no part)", row.ms) for row in operators)
+    whole = sum(parts.values()) or 1.0
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return [PartTime(name, ms, ms / whole) for name, ms in ordered]
 
 
 def unknown_work(operators: list[Operator]) -> list[str]:

@@ -13,20 +13,23 @@ from statistics import median
 
 from msgspec.structs import asdict, replace
 
+from ..jsonfile import as_json
 from .advice_rules import explain
 from .ceilings import Ceilings, ceilings_of
+from .limit_kinds import Evidence, limits_by
 from .limits import UNCLEAR, UNDECIDED
 from .operators import CallWork
 from .peaks.records import Peaks
+from .profile import KIND, SCHEMA, StepProfile
 from .program_facts import facts_of_rows
-from .records import Observed, Verdict
-from .rows import operator_rows, trace_places, unknown_work
+from .records import Explanation, Observed, ObservedSteps, ProgramFacts, TimingCost, Verdict
+from .rows import operator_rows, part_rows, trace_places, unknown_work
 from .timeline import OperatorCall, step_times, traced_step
 from .trace.analyse import analyse, device_name, facts_of, read_one, steps_of
 from .trace.idle import collectives, device_times, lateness, transfers
 from .trace.nesting import NONE, Nesting, TracedSteps, spread
 from .trace.read import Trace, facts_in, number_of
-from .trace.records import TraceAnalysis, TraceLimit
+from .trace.records import TraceAnalysis
 from .trace.work import counted, creates
 
 MAPPED = 32 << 20
@@ -38,11 +41,10 @@ FEW_STEPS = 4
 """From this many steps on, only the typical ones are divided among limits."""
 UNKNOWN_KINDS = 0.05
 """Share of events of unknown kinds, or without valid times, from which they may matter."""
-NEEDS_CEILINGS = ("compute", "bandwidth", "latency", "cache", "dispatch", "operator")
 
 
-def analyse_file(path: Path, peaks: Peaks | None = None, *, chosen: bool = False) -> TraceAnalysis:
-    """The analysis of a trace file with what limits its steps.
+def analyse_file(path: Path, peaks: Peaks | None = None, *, chosen: bool = False) -> StepProfile:
+    """The profile of the steps in a trace file.
 
     `peaks` are the ceilings of this machine, or with `chosen` those of a machine that the user names.
     """
@@ -58,10 +60,31 @@ def analyse_file(path: Path, peaks: Peaks | None = None, *, chosen: bool = False
         doubts.append("the trace has many events without valid times, which are left out")
     if trace.ignored - trace.untimed > UNKNOWN_KINDS * trace.events:
         doubts.append("the trace has many events of unknown kinds, perhaps of a device that recperf does not know")
-    limit = limit_of(trace, nesting, window, ceilings, doubts)
-    limit.notes += [trace.part] if trace.part else []
-    limit.ceilings = whose(device, facts.host, peaks, measured=ceilings is not None, chosen=chosen)
-    return TraceAnalysis(**asdict(analyse(trace, (nesting, window), facts)), limit=limit)
+    seen = observed(trace, nesting, window, ceilings)
+    facts_known = facts_of_rows(seen.operators)
+    profile = StepProfile(
+        kind=KIND,
+        schema=SCHEMA,
+        **asdict(explained(seen, ceilings, facts_known, doubts)),
+        parts=part_rows(seen.operators),
+        program_facts=facts_known,
+        experiments=[],
+        waits=seen.waits,
+        steps=ObservedSteps(window.count, 0, window.count),
+        device=device,
+        threads=0,
+        other_work=seen.other_work,
+        overhead=TimingCost(0.0, 0.0),
+        machine={name: value for name, value in (("torch", facts.torch), ("host", facts.host)) if value},
+        ceilings=as_json(ceilings),
+        own_cpu_s=0.0,
+        trace=TraceAnalysis(
+            **asdict(analyse(trace, (nesting, window), facts)),
+            ceilings_of=whose(device, facts.host, peaks, measured=ceilings is not None, chosen=chosen),
+        ),
+    )
+    profile.notes += [trace.part] if trace.part else []
+    return profile
 
 
 def whose(device: str, host: str | None, peaks: Peaks | None, *, measured: bool, chosen: bool) -> str:
@@ -81,14 +104,13 @@ def whose(device: str, host: str | None, peaks: Peaks | None, *, measured: bool,
     return text
 
 
-def limit_of(
-    trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None, doubts: Iterable[str] = ()
-) -> TraceLimit:
+def explained(
+    seen: Observed, ceilings: Ceilings | None, facts: ProgramFacts, doubts: Iterable[str] = ()
+) -> Explanation:
     """What limits the steps of a trace: verdict, shares, operators with their limits, advice."""
-    seen = observed(trace, nesting, window, ceilings)
-    explained = explain(seen, ceilings, facts_of_rows(seen.operators))
-    explained.verdict = _qualified(explained.verdict, explained.shares, seen, ceilings, doubts)
-    return TraceLimit(**asdict(explained))
+    result = explain(seen, ceilings, facts)
+    result.verdict = _qualified(result.verdict, result.shares, seen, ceilings, doubts)
+    return result
 
 
 def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> Observed:
@@ -188,7 +210,7 @@ def _qualified(
         inside = shares["operator"]
         reason = f"Operators take {inside:.0%} of the step; dividing them among limits needs measured ceilings."
         others = [sentence for sentence in verdict.because if not sentence.startswith("Operators that no ceiling")]
-        if verdict.limit in NEEDS_CEILINGS:
+        if verdict.limit in limits_by(Evidence.CALLS, Evidence.WORK):
             outside = (limit for limit in shares if limit != "operator")
             first, second = sorted(outside, key=lambda limit: -shares[limit])[:2]
             reason += (

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Struct
 
 from ..config import require, within
-from ..measure.attribution import LIMITS
 from ..measure.cost import FLOAT, INDEX, Cost
+from ..measure.limit_kinds import LIMITS
 from ..measure.spans import phase_of
 from .devices import NEAREST, NETWORKS, TERA, Device, Network, all_reduce, all_to_all, node_count
 from .memory import Memory, memory_of, moved_R

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from ..measure.limits import TEXTS
+from ..measure.limit_kinds import LIMITS
 from ..runs.report.blocks import Block, Cell, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from ..runs.report.charts import BarPart, stacked
 from ..runs.report.formats import NONE
@@ -141,7 +141,7 @@ def _facts(plan: Plan, advised: Point) -> dict[str, str]:
         )
     limit, exposed = step.limit, step.exposed
     longest = max(exposed, key=lambda name: exposed[name])
-    sentence = TEXTS[limit]["sentence"].format(share=f"{step.shares[limit]:.0%}", detail="")
+    sentence = LIMITS[limit].sentence.format(share=f"{step.shares[limit]:.0%}", detail="")
     facts["limit"] = f"{limit}: {sentence} The longest part is {longest}, {_time(exposed[longest])}."
     faster = [
         f"{one.options}: {one.step.samples_per_s / step.samples_per_s:.2f} times the samples/s, "

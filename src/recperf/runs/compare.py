@@ -13,7 +13,7 @@ from typing import Any
 from ..config import ConfigValues, flatten
 from ..errors import UsageError
 from ..jsonfile import Struct
-from ..measure.limits import TEXTS
+from ..measure.limit_kinds import LIMITS
 from ..measure.records import Percentiles
 from .evidence import Evidence
 from .report.formats import percent, printable
@@ -120,7 +120,7 @@ def compare(old: Side, new: Side) -> Comparison:
         what, fix = "these two have nothing in common to compare", "name two runs, two profiles or two traces"
         raise UsageError(what, where={"one": old.path, "other": new.path}, fix=fix)
     comparable = len(results) == 2 and _scored_rows(old) == _scored_rows(new)
-    both = {limit: (old.shares.get(limit, 0.0), new.shares.get(limit, 0.0)) for limit in TEXTS}
+    both = {limit: (old.shares.get(limit, 0.0), new.shares.get(limit, 0.0)) for limit in LIMITS}
     noticed = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE and old.shares and new.shares]
     warnings = [
         f"different {what}: {_named(one)} and {_named(new.identity[what])}; the two measure different things"

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..config import ConfigValues
 from ..errors import DataError
-from ..measure.profile_records import Profile, Trust
-from ..measure.records import Percentiles, StepProfile
+from ..measure.profile import StepProfile
+from ..measure.profile_records import Trust, WorkloadFigures
+from ..measure.records import Percentiles, Verdict
 from . import step_report
 from .evidence import SEAL, Evidence, differences, kind_of
 from .record import read_config
@@ -68,8 +69,10 @@ def load(path: Path) -> Side:
     if not file.exists():
         what, fix = "no profile there: profile.json is missing", "recperf profile WORKLOAD writes one"
         raise DataError(what, where={"file": file}, fix=f"{fix}, and so does recperf run")
-    profile = step_report.load_any(file)
-    return of_workload(file, profile) if isinstance(profile, Profile) else of_program(file, profile)
+    profile = step_report.load(file)
+    if profile.workload is not None:
+        return of_workload(file, profile.workload, profile.verdict, profile.shares)
+    return of_program(file, profile)
 
 
 def of_run(run: Evidence) -> Side:
@@ -85,7 +88,7 @@ def of_run(run: Evidence) -> Side:
             )
     side = Side(path=run.folder, steps=0, step=None, groups={}, identity={"workloads": run.workload})
     if run.profile:
-        side = of_workload(run.folder / "profile.json", run.profile)
+        side = of_workload(run.folder / "profile.json", run.profile, run.profile.verdict, run.profile.shares)
     if performance.step_ms:
         side.groups["training"] = {"step in training": TimedPart(ms=performance.step_ms, share=1.0)}
     side.identity["devices"] = performance.device
@@ -100,7 +103,7 @@ def of_run(run: Evidence) -> Side:
     return side
 
 
-def of_workload(file: Path, profile: Profile) -> Side:
+def of_workload(file: Path, profile: WorkloadFigures, verdict: Verdict, shares: dict[str, float]) -> Side:
     """A profile of recperf profile WORKLOAD or of recperf run."""
     absent, trust, step = why_missing(profile, "kernels"), profile.trust or Trust(), profile.step_ms
     workload: str | None = None
@@ -134,8 +137,8 @@ def of_workload(file: Path, profile: Profile) -> Side:
             "switch ": {name: value.split(":")[0] for name, value in profile.switches.items()},
         },
         config=config,
-        limit=printable(profile.verdict.limit),
-        shares=profile.shares,
+        limit=printable(verdict.limit),
+        shares=shares,
     )
 
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
-
 from ..errors import DataError
 from ..files import write_json
-from ..jsonfile import as_json, read, require, require_unchanged, sealed
-from ..measure.ceilings import ceilings_of_profile
+from ..jsonfile import read, require, require_unchanged, sealed
 from ..measure.limits import UNDECIDED
-from ..measure.profile_records import Profile
-from ..measure.records import ObservedSteps, StepProfile, TimingCost
+from ..measure.profile import KIND, SCHEMA, StepProfile, of_workload
 from ..outputs import output_file
-
-KIND = "step profile"
-SCHEMA = 1
 
 
 class Report(StepProfile):
@@ -35,7 +28,7 @@ class Report(StepProfile):
         """Write the report as one HTML file that works offline; a name in .svg asks for the picture of a step. With
         `force` it replaces a file that is not a page of recperf."""
         from .report import page
-        from .report.step_sections import report_of
+        from .report.profiles import report_of
 
         return page.save(report_of(self), Path(path), force=force)
 
@@ -45,7 +38,7 @@ class Report(StepProfile):
     def text(self, *, verbose: bool = False) -> str:
         """What matters most in a few lines; with `verbose` everything that the page shows."""
         from .report.blocks import render
-        from .report.step_sections import report_of
+        from .report.profiles import report_of
 
         return render(report_of(self), verbose=verbose)
 
@@ -58,13 +51,13 @@ class Report(StepProfile):
     def _repr_html_(self) -> str:
         """The page in a notebook."""
         from .report import page
-        from .report.step_sections import report_of
+        from .report.profiles import report_of
 
         return page.framed(report_of(self))
 
     def html(self) -> str:
         from .report import page
-        from .report.step_sections import report_of
+        from .report.profiles import report_of
 
         return page.html_of(report_of(self))
 
@@ -81,7 +74,12 @@ def load(path: str | Path) -> Report:
     """Read a profile.json: one that `report.save` or `recperf profile` wrote, or that of a run."""
     content = read(Path(path), named=True)
     if isinstance(content, dict) and content.get("kind") != KIND and "observed" in content:
-        return _of_workload(Path(path))
+        from .evidence import read_peaks, read_profile
+
+        peaks, machine = read_peaks(Path(path).with_name("peaks.json")), Path(path).with_name("machine.json")
+        facts = require(read(machine), dict[str, Any], machine, what="is damaged") if machine.exists() else {}
+        profile = of_workload(read_profile(Path(path)), peaks, facts)
+        return Report(**{name: getattr(profile, name) for name in profile.__struct_fields__})
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise DataError(
             "this file is not a profile of a step",
@@ -95,45 +93,3 @@ def load(path: str | Path) -> Report:
     report = require(content, Report, Path(path), what="is damaged")
     require_unchanged(content, Path(path))
     return report
-
-
-def _of_workload(path: Path) -> Report:
-    """The step of a workload's profile, with the machine and the ceilings in the files beside it."""
-    from .evidence import read_peaks, read_profile
-    from .report.profile_report import limits_of
-
-    profile, peaks, machine = (
-        read_profile(path),
-        read_peaks(path.with_name("peaks.json")),
-        path.with_name("machine.json"),
-    )
-    observed = profile.observed
-    report = Report(
-        kind=KIND,
-        schema=SCHEMA,
-        **asdict(limits_of(profile, peaks)),
-        parts=observed.parts,
-        native=observed.native,
-        sampling=observed.sampling,
-        experiments=profile.experiments,
-        waits=observed.waits,
-        steps=observed.steps or ObservedSteps(0, 0, 0),
-        device=profile.device,
-        threads=profile.threads,
-        other_work=profile.other_work,
-        overhead=observed.overhead or TimingCost(0.0, 0.0),
-        machine=require(read(machine), dict[str, Any], machine, what="is damaged") if machine.exists() else {},
-        ceilings=as_json(ceilings_of_profile(profile, peaks)),
-        own_cpu_s=0.0,
-    )
-    report.notes = [*report.notes, f"this is the step of a workload: recperf report {path.parent} shows all sections"]
-    return report
-
-
-def load_any(path: Path) -> Report | Profile:
-    """Read the profile of a program, or of a workload."""
-    from .evidence import read_profile
-
-    content = read(path, named=True)
-    is_program = isinstance(content, dict) and content.get("kind") == KIND
-    return load(path) if is_program else read_profile(path)

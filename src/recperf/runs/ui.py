@@ -32,7 +32,7 @@ from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
-from .report.profile_report import report as profile_report
+from .report.profiles import report_of
 from .schemas import BadEvent, Event, parse_events
 
 HOST = "127.0.0.1"
@@ -127,10 +127,8 @@ class Runs:
         folders = [self.named(name) for name in names]
         with self._lock:
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
-                profile = step_report.load_any(folders[0] / "profile.json")
-                if isinstance(profile, step_report.Report):
-                    return profile.html()
-                return page.html_of(profile_report(profile, read_peaks(folders[0] / "peaks.json")))
+                file = folders[0] / "profile.json"
+                return page.html_of(report_of(step_report.load(file), read_peaks(file.with_name("peaks.json"))))
             runs = [Evidence(folder) for folder in folders]
             if len(runs) == 1:
                 return page.html_of(run_report.report(runs[0], "r1"))
@@ -169,12 +167,9 @@ def _entry(name: str, folder: Path) -> RunEntry:
     entry = RunEntry(name=name, state="stopped", changed=0.0)
     try:
         if (folder / PROFILE_MARK).exists():
-            profile = step_report.load_any(folder / "profile.json")
-            entry.state, entry.limit = "profile", profile.verdict.limit
-            if isinstance(profile, step_report.Report):
-                entry.workload, entry.step = "program", fmt.time(profile.step_ms.p50)
-            else:
-                entry.workload, entry.step = profile.workload or "", fmt.time(profile.overhead.plain_ms)
+            profile = step_report.load(folder / "profile.json")
+            entry.state, entry.limit, entry.step = "profile", profile.verdict.limit, fmt.time(profile.step_ms.p50)
+            entry.workload = "program" if profile.workload is None else profile.workload.workload or ""
             return entry
         run = Evidence(folder)
         entry.workload = run.workload

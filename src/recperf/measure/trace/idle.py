@@ -18,7 +18,6 @@ from .read import ELEMENT_BYTES, Host, Trace, TracedDevice, grouped
 from .records import TracedCommunication
 from .regions import frame_of
 
-CAUSES = ("input wait", "host wait", "kernel gap", "sync")
 SLACK_US = 2.0
 """A waiting call may seem to end this long before the work it waited for: host and device clocks differ a little."""
 LONGEST_US = 20.0
@@ -32,16 +31,9 @@ _KERNEL = re.compile(r"(?:nccl|rccl)\w*?Kernel_(?P<name>[A-Za-z]+)", re.IGNORECA
 
 
 def idle(trace: Trace, nesting: Nesting, window: TracedSteps) -> Idle:
-    """Idle time of the device. Every gap has one cause, so the causes sum to the idle time."""
+    """Idle time of the device, divided among limits."""
     waits = waits_for_device(nesting, window)
-    inputs = Cover(nesting.inputs)
-    causes = dict.fromkeys(CAUSES, 0.0)
-    for gap in _gaps(window, _waiting(nesting, waits)):
-        length = gap.end - gap.start
-        waiting = inputs.of(gap.start, gap.end) > 0.5 * length
-        # Work that was already queued waited for neither the host nor the input.
-        cause = "kernel gap" if gap.queued else "input wait" if waiting else "sync" if gap.after_sync else "host wait"
-        causes[cause] += length
+    causes = idle_by_limit(nesting, window, waits)
     wall, idle_us = window.end - window.begin, sum(causes.values())
     scale = 1e3 * window.count
     return Idle(
@@ -199,7 +191,8 @@ def device_times(nesting: Nesting, window: TracedSteps) -> DeviceTimes:
                 origin = nesting.above(nesting.origin(work), "op")
                 before = times.by_origin.get(origin, (0.0, 0))
                 times.by_origin[origin] = before[0] + us, before[1] + 1
-    _divide_idle(times.waits, nesting, window)
+    for limit, us in idle_by_limit(nesting, window, waits_for_device(nesting, window)).items():
+        times.waits[limit] += us
     return times
 
 
@@ -232,26 +225,31 @@ def limit_of_work(work: TracedDevice) -> str:
     return "transfer" if work.kind == "copy" and _BETWEEN.search(work.name) else ""
 
 
-def _divide_idle(waits: defaultdict[str, float], nesting: Nesting, window: TracedSteps) -> None:
-    """Divide the idle time of the device by what the host did meanwhile."""
-    inputs = Cover(nesting.inputs)
-    waiting = _waiting(nesting, waits_for_device(nesting, window))
+def idle_by_limit(nesting: Nesting, window: TracedSteps, waits: list[int]) -> dict[str, float]:
+    """The idle time of the device in us, divided among limits by what the host did meanwhile; the parts sum to it.
+
+    `waits` are the calls in which the host waits for the device.
+    """
+    idle = dict.fromkeys(("input", "sync", "launch", "python", "dispatch", "blocked"), 0.0)
+    inputs, waiting = Cover(nesting.inputs), _waiting(nesting, waits)
     sync = Cover(waiting)
     busy = Cover(merged((event.start, event.end) for event in nesting.events if event.kind in ("op", "call")))
     for gap in _gaps(window, waiting):
         start, until, length = gap.start, gap.until, gap.end - gap.start
         if gap.queued:
             # Queued in time: the device itself took that long between two kernels, or waited for what is not known.
-            waits["dispatch"] += min(length, LONGEST_US)
-            waits["blocked"] += max(0.0, length - LONGEST_US)
+            idle["dispatch"] += min(length, LONGEST_US)
+            idle["blocked"] += max(0.0, length - LONGEST_US)
             continue
-        in_input, in_sync = inputs.of(start, until), sync.of(start, until)
-        in_calls = busy.of(start, until) - in_sync
-        outside = max(0.0, until - start - in_input - in_sync - max(0.0, in_calls))
-        waits["input"] += in_input
-        waits["python"] += outside
-        waits["sync"] += in_sync
-        waits["sync" if gap.after_sync else "launch"] += max(0.0, length - in_input - in_sync - outside)
+        in_input = inputs.of(start, until)
+        in_sync = min(sync.of(start, until), until - start - in_input)
+        in_calls = max(0.0, busy.of(start, until) - in_sync)
+        outside = max(0.0, until - start - in_input - in_sync - in_calls)
+        idle["input"] += in_input
+        idle["python"] += outside
+        idle["sync"] += in_sync
+        idle["sync" if gap.after_sync else "launch"] += max(0.0, length - in_input - in_sync - outside)
+    return idle
 
 
 class CollectiveCall(NamedTuple):

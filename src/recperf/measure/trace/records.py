@@ -1,10 +1,9 @@
-"""Records of the analysis of a trace, as they are passed around and printed as JSON. Torch-free."""
+"""Records of the analysis of a trace: a section of its profile. Torch-free."""
 
 from __future__ import annotations
 
 from ...jsonfile import Number, Struct
 from ..profile_records import Collective, Communication, Idle, Kernels, Missing, ProfileSection, TracedPart, Transfer
-from ..records import Explanation
 
 
 class Window(Struct):
@@ -66,13 +65,6 @@ class StepTables(TraceFacts, kw_only=True):
     transfers: list[Transfer] | Missing
 
 
-class TraceLimit(Explanation, kw_only=True):
-    """What limits the steps of a trace."""
-
-    ceilings: str = ""
-    """Whose ceilings were used, or why none."""
-
-
 class ComparedRanks(Communication, kw_only=True):
     """The traces of several ranks compared."""
 
@@ -102,8 +94,9 @@ class MergedTraces(Struct, kw_only=True):
 
 
 class TraceAnalysis(StepTables, kw_only=True):
-    """What recperf profile --trace prints as JSON."""
+    """What a trace tells beside the limits of its steps."""
 
-    limit: TraceLimit
+    ceilings_of: str
+    """Whose ceilings were used, or why none."""
     ranks_compared: ComparedRanks | None = None
     merged: MergedTraces | None = None

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...config import flatten
-from ...measure.attribution import attribute, divided_ms
-from ...measure.ceilings import ceilings_of_profile
+from ...measure.attribution import divided_ms
+from ...measure.limit_kinds import LIMITS
 from ...measure.limits import ranks_sentence
 from ...measure.peaks.other_work import DISTURBED
 from ...measure.peaks.records import Peaks
+from ...measure.profile import StepProfile
 from ...measure.profile_records import (
     Collective,
     Communication,
     EmbeddingShare,
     Idle,
     Kernels,
-    Profile,
     RooflinePoint,
     Transfer,
     Trust,
+    WorkloadFigures,
 )
-from ...measure.records import Advice, Explanation
-from ...measure.rows import place_rows
+from ...measure.records import Advice
 from ...units import digits
 from . import charts
 from . import formats as fmt
@@ -46,50 +46,37 @@ from .step_sections import (
 SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ slightly from the step’s."
 
 
-def report(profile: Profile, peaks: Peaks | None = None, machine: dict[str, Any] | None = None) -> Report:
-    # Every text of the report comes from these, so one pass here keeps control characters out of all of it.
-    profile, peaks, machine = (fmt.all_printable(value) for value in (profile, peaks, machine))
-    torch = profile.trust.versions.get("torch") if profile.trust else None
-    length = f"{fmt.time(profile.overhead.plain_ms)} a step of {profile.batch_size:,} samples"
-    measured, missing = step_sections(profile, peaks, "profile")
+def report(profile: StepProfile, figures: WorkloadFigures, peaks: Peaks | None = None) -> Report:
+    """The report of a workload, whose `figures` its profile has beside the limits of the step."""
+    torch = figures.trust.versions.get("torch") if figures.trust else None
+    length = f"{fmt.time(figures.overhead.plain_ms)} a step of {figures.batch_size:,} samples"
+    measured, missing = step_sections(profile, figures, peaks, "profile")
     return report_of_step(
-        limits_of(profile, peaks),
-        advice_of(profile),
-        profile.workload or "profile",
-        [profile.preset, profile.device, length, torch and f"torch {torch}"],
-        [*measured, Section("trust", "Trust", _trust(profile, machine or {}, missing))],
+        profile,
+        advice_of(profile, figures),
+        figures.workload or "profile",
+        [figures.preset, profile.device, length, torch and f"torch {torch}"],
+        [*measured, Section("trust", "Trust", _trust(profile, figures, missing))],
         unseen=("not seen", unseen(missing)),
-        ranks=ranks_sentence(profile.communication),
+        ranks=ranks_sentence(figures.communication),
     )
 
 
-def advice_of(profile: Profile) -> list[Advice] | None:
+def advice_of(profile: StepProfile, figures: WorkloadFigures) -> list[Advice] | None:
     """None: not measured."""
-    return profile.advice if isinstance(profile.advice, list) else None
+    return profile.advice if isinstance(figures.advice, list) else None
 
 
-def limits_of(profile: Profile, peaks: Peaks | None) -> Explanation:
-    observed = profile.observed
-    return Explanation(
-        verdict=profile.verdict,
-        shares=profile.shares,
-        operators=attribute(observed, ceilings_of_profile(profile, peaks)).operators,
-        places=place_rows([], profile.shares, observed),
-        advice=advice_of(profile) or [],
-        step_ms=observed.step_ms,
-        notes=observed.notes,
-        timeline=observed.timeline,
-    )
-
-
-def step_sections(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list[Section], dict[str, list[str]]]:
+def step_sections(
+    profile: StepProfile, figures: WorkloadFigures, peaks: Peaks | None, key: str
+) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections about a step of a workload, and the titles of those that were not measured, by reason."""
     measured, missing = measured_sections(
-        profile,
+        figures,
         (
             ("advice", "What to change", "advice", None),
-            ("budget", "Step budget", "components", lambda _: budget_blocks(profile, key)),
-            ("kernels", "Kernels", "kernels", lambda one: kernels(one, profile.step_ms.p50)),
+            ("budget", "Step budget", "components", lambda _: budget_blocks(figures, key)),
+            ("kernels", "Kernels", "kernels", lambda one: kernels(one, figures.step_ms.p50)),
             ("roofline", "Roofline", "roofline", lambda points: roofline_blocks(points, peaks, key)),
             ("idle", "Device idle", "idle", idle),
             ("transfers", "Transfers", "transfers", transfers),
@@ -97,19 +84,19 @@ def step_sections(profile: Profile, peaks: Peaks | None, key: str) -> tuple[list
             ("communication", "Communication", "communication", lambda several: communication(key, several)),
         ),
     )
-    observed = profile.observed
-    steps, waited = observed.steps.plain if observed.steps else None, observed.preempted or 0.0
+    waited = profile.preempted or 0.0
     without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
+    observed = f"{fmt.count(profile.steps.plain)} observed steps of {fmt.time(profile.step_ms.p50)}"
     evidence = [
-        Text(f"From {fmt.count(steps)} observed steps of {fmt.time(observed.step_ms.p50)}{without}.", "note"),
+        Text(f"From {observed}{without}.", "note"),
         *experiment_blocks(profile.experiments),
-        *(Text(fmt.sentence(note), "note") for note in observed.notes if note),
+        *(Text(fmt.sentence(note), "note") for note in profile.notes if note),
     ]
-    whole = divided_ms(observed.waits, observed.operators)
-    return [*sections_of(limits_of(profile, peaks), whole, advice_of(profile), evidence, key), *measured], missing
+    whole = divided_ms(profile.waits, profile.operators)
+    return [*sections_of(profile, whole, advice_of(profile, figures), evidence, key), *measured], missing
 
 
-def budget_blocks(profile: Profile, key: str) -> list[Block]:
+def budget_blocks(profile: WorkloadFigures, key: str) -> list[Block]:
     """The parts of a step as a bar and a table."""
     step, parts = profile.step_ms, in_order(profile.components)
     total = math.fsum(part.share for part in parts)
@@ -130,16 +117,16 @@ def budget_blocks(profile: Profile, key: str) -> list[Block]:
     return [figure, table]
 
 
-def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[str]]) -> list[Block]:
+def _trust(profile: StepProfile, figures: WorkloadFigures, missing: dict[str, list[str]]) -> list[Block]:
     """What a reader must know to believe the other sections."""
-    trust = profile.trust or Trust()
-    steps = f"{profile.steps} measured after {profile.warmup} of warm-up, batch {profile.batch_size:,}"
+    trust = figures.trust or Trust()
+    steps = f"{figures.steps} measured after {figures.warmup} of warm-up, batch {figures.batch_size:,}"
     rows: list[tuple[str, str | Cell]] = [("steps", steps)]
-    for name, cost in (("budget", profile.overhead), ("full", trust.tracing)):
+    for name, cost in (("budget", figures.overhead), ("full", trust.tracing)):
         text = fmt.NOT_MEASURED
         if cost:
             plain, clocked = fmt.time(cost.plain_ms), fmt.time(cost.clocked_ms)
-            share = fmt.measuring_cost(cost.share, profile.step_ms)
+            share = fmt.measuring_cost(cost.share, figures.step_ms)
             text = f"{share}: a step takes {plain} without, {clocked} with it"
         rows.append((f"cost of measuring ({name})", text))
     clocks = trust.clocks or {}
@@ -154,11 +141,11 @@ def _trust(profile: Profile, machine: dict[str, Any], missing: dict[str, list[st
     if busy is not None:
         doubt = "; too much for the times to be trusted" if busy > DISTURBED else ""
         rows.append(("other processes", f"{busy:.0%} of all cores{doubt}"))
-    rows += [(f"switch {name}", why) for name, why in profile.switches.items()]
-    if trace := profile.trace:
+    rows += [(f"switch {name}", why) for name, why in figures.switches.items()]
+    if trace := figures.trace:
         rows.append(("trace", f"{trace.file}, {fmt.size(trace.bytes)}, {trace.steps} steps"))
     rows += [(f"not measured: {', '.join(titles)}", reason) for reason, titles in missing.items()]
-    return [definitions([*rows, *machine_rows(machine)])]
+    return [definitions([*rows, *machine_rows(profile.machine)])]
 
 
 def machine_rows(facts: dict[str, Any]) -> list[tuple[str, str | Cell]]:
@@ -169,11 +156,6 @@ def machine_rows(facts: dict[str, Any]) -> list[tuple[str, str | Cell]]:
     return [(f"machine: {name}", fmt.setting(value)) for name, value in flatten(known).items() if value]
 
 
-IDLE_COLOURS = {"busy": "accent", "input wait": "data", "host wait": "embedding", "kernel gap": "hash", "sync": "loss"}
-IDLE_NOTE = (
-    "Input wait: the host was preparing the batch. Host wait: the host had not launched the next kernel yet. Kernel "
-    "gap: the kernel was launched, but the device started it late. Sync: the host waited for the device to finish."
-)
 DRAWN = 16
 """Ranks of a figure."""
 RANKS = ("rank", "step", "own work", "waits", "for a late rank", "for bytes", "others wait for it", "largest own part")
@@ -238,7 +220,9 @@ def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) 
 def idle(idle: Idle) -> list[Block]:
     wall = idle.wall_ms
     states = [("busy", idle.busy_ms), *idle.causes.items()]
-    slices = [charts.BarPart(name, max(0.0, ms), IDLE_COLOURS.get(name, "other")) for name, ms in states]
+    slices = [
+        charts.BarPart(name, max(0.0, ms), LIMITS[name].colour if name in LIMITS else "accent") for name, ms in states
+    ]
 
     def shares(ms: float) -> tuple[str, str]:
         return fmt.time(ms), fmt.percent(ms / wall if wall else None, 1)
@@ -258,7 +242,7 @@ def idle(idle: Idle) -> list[Block]:
     figure = Figure(
         "profile-idle",
         f"The device in a step: {listed}",
-        "The device during a traced step: busy, and idle by cause.",
+        "The device during a traced step: busy, and idle by limit.",
         lambda: charts.stacked([("", slices)], "ms"),
     )
     syncs = table_of(
@@ -272,7 +256,7 @@ def idle(idle: Idle) -> list[Block]:
         left=(1,),
         top=TOP,
     )
-    table = Table(("device", "per step", "share"), rows, IDLE_NOTE)
+    table = Table(("device", "per step", "share"), rows, "What idle time waits for: the limits of a step.")
     return [Text(sentence, "lead"), figure, table, *([syncs] if syncs.rows else [])]
 
 

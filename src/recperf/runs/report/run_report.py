@@ -8,6 +8,7 @@ from msgspec import structs
 
 from ...config import flatten
 from ...measure.limits import roofline
+from ...measure.profile import of_workload
 from ...measure.profile_records import Pair, Profile
 from ...tasks import of
 from ..evidence import Evidence, curve
@@ -74,7 +75,8 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     ]
     if run.profile is None:
         return [*facts, ("limit", NOT_MEASURED)]
-    return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(profile_report.advice_of(run.profile))]
+    advice = run.profile.advice if isinstance(run.profile.advice, list) else None
+    return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(advice)]
 
 
 def step_sections(run: Evidence, key: str) -> list[Section]:
@@ -82,7 +84,7 @@ def step_sections(run: Evidence, key: str) -> list[Section]:
     if run.profile is None:
         return []
     profile = structs.replace(run.profile, roofline=roofline(run.profile, run.peaks) if run.peaks else None)
-    measured, _ = profile_report.step_sections(profile, run.peaks, key)
+    measured, _ = profile_report.step_sections(of_workload(profile, run.peaks, None), profile, run.peaks, key)
     for section in measured:
         if section.key == "budget":
             section.blocks[:0] = _training_steps(run, profile)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...jsonfile import Struct
-from ...measure.attribution import divided_ms
-from ...measure.limits import NOT_JUDGED, TEXTS
+from ...measure.limit_kinds import LIMITS
+from ...measure.limits import NOT_JUDGED
 from ...measure.places import place_text
 from ...measure.records import (
     Advice,
@@ -17,14 +17,12 @@ from ...measure.records import (
     Explanation,
     PartTime,
     PlaceTime,
-    StepProfile,
     Verdict,
 )
 from . import charts, timeline
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
 from .page import family
-from .timeline import TONES
 
 TOP = 12
 """Rows of a long table that are always visible."""
@@ -124,21 +122,6 @@ def report_of_step(
     )
 
 
-def report_of(profile: StepProfile) -> Report:
-    """The report of a profiled step, named after its program."""
-    profile = fmt.all_printable(profile)
-    torch, whole = profile.machine.get("torch"), divided_ms(profile.waits, profile.operators)
-    sections = [
-        *sections_of(profile, whole, profile.advice, experiment_blocks(profile.experiments)),
-        *([Section("parts", "Parts", part_blocks(profile.parts))] if profile.parts else []),
-        Section("trust", "Trust", _trust(profile)),
-    ]
-    threads = f"{profile.threads} threads" if profile.device == "cpu" else None
-    subtitle = [profile.device, f"{fmt.time(profile.step_ms.p50)} per step", threads, torch and f"torch {torch}"]
-    title = profile.program["script"] if profile.program else "step"
-    return report_of_step(profile, profile.advice, title, subtitle, sections, unseen=("notes", profile.notes))
-
-
 def headline(verdict: Verdict) -> str:
     """The verdict in one line."""
     because = verdict.because[0] if verdict.because else ""
@@ -148,9 +131,9 @@ def headline(verdict: Verdict) -> str:
 
 def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
-    shares = {limit: share for limit, share in shares.items() if limit in TEXTS and share >= 0.001}
+    shares = {limit: share for limit, share in shares.items() if limit in LIMITS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
-    bar = [charts.BarPart(limit, shares[limit], TONES[limit]) for limit in ordered]
+    bar = [charts.BarPart(limit, shares[limit], LIMITS[limit].colour) for limit in ordered]
     figure = Figure(
         f"{key}-limits",
         "The time of a step by limit: " + ", ".join(f"{limit} {shares[limit]:.0%}" for limit in ordered) + ".",
@@ -158,10 +141,10 @@ def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> l
         lambda: charts.stacked([("", bar)], "share"),
     )
     columns: dict[str, Callable[[str], Any]] = {
-        "limit": lambda limit: Cell(limit, swatch=TONES[limit]),
+        "limit": lambda limit: Cell(limit, swatch=LIMITS[limit].colour),
         "share": lambda limit: fmt.percent(shares[limit]),
         "time": lambda limit: fmt.time(shares[limit] * whole),
-        "meaning": lambda limit: TEXTS[limit]["meaning"],
+        "meaning": lambda limit: LIMITS[limit].meaning,
     }
     return [figure, table_of(ordered, columns, left=(3,))]
 
@@ -226,20 +209,6 @@ def experiment_blocks(experiments: list[Experiment]) -> list[Block]:
         for row in experiments
     ]
     return [Table(("experiment", "expected", "measured", ""), rows, left=(1, 2, 3))]
-
-
-def _trust(profile: StepProfile) -> list[Block]:
-    steps, step, others = profile.steps, profile.step_ms, profile.other_work
-    sampling = profile.sampling.share if profile.sampling else 0.0
-    known = "is not known" if others is None else f"used {fmt.percent(others)} of the cores"
-    lines = [
-        f"{steps.seen:,} steps seen: {steps.plain:,} timed (p20 – p80 {fmt.spread(step)}), {steps.traced:,} traced, "
-        f"{steps.counted:,} counted.",
-        f"Timing costs {fmt.measuring_cost(profile.overhead.share, step)}, sampling the stack {fmt.percent(sampling)} "
-        "of the time.",
-        f"Other work on this machine {known}.",
-    ]
-    return [*map(Text, lines), *(Text(fmt.sentence(note), "note") for note in profile.notes)]
 
 
 DESCRIBED = 3

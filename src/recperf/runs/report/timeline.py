@@ -9,6 +9,7 @@ from math import floor, log10
 from textwrap import wrap
 
 from ...errors import DataError
+from ...measure.limit_kinds import LIMITS
 from ...measure.places import place_text
 from ...measure.records import DividedOperator, TracedCall, TracedStep
 from ...measure.timeline import DEVICE, HOST, INPUT, OTHERS
@@ -16,12 +17,6 @@ from . import formats as fmt
 from .blocks import Lane, Report, Section, Stretch, Timeline
 
 LANES = (INPUT, HOST, OTHERS, DEVICE)
-TONES = {
-    "input": "data", "blocked": "extra-3", "python": "loss", "dispatch": "interaction", "launch": "hash",
-    "sync": "sparse", "transfer": "extra-1", "compute": "top", "bandwidth": "embedding", "latency": "update",
-    "cache": "backward", "communication": "extra-2", "operator": "bottom",
-}  # fmt: skip
-"""The colour of each limit, from the palette of parts."""
 MOST = 1600
 """Calls of a lane that are drawn; recperf stores fewer."""
 UNKNOWN = "no work on the device"
@@ -58,8 +53,12 @@ def block(step: TracedStep, operators: Sequence[DividedOperator], plain_ms: floa
         caption=caption,
         us=step.us,
         lanes=lanes,
-        legend=[(limit, TONES.get(limit, "other")) for limit in (*TONES, UNKNOWN) if limit in limits],
+        legend=[(limit, _colour(limit)) for limit in (*LIMITS, UNKNOWN) if limit in limits],
     )
+
+
+def _colour(limit: str) -> str:
+    return LIMITS[limit].colour if limit in LIMITS else "other"
 
 
 def _stretch(call: TracedCall, row: DividedOperator | None, limit: str, whole: float, *, named: bool) -> Stretch:
@@ -70,7 +69,7 @@ def _stretch(call: TracedCall, row: DividedOperator | None, limit: str, whole: f
     return Stretch(
         start=100 * call.start_us / whole,
         width=100 * call.us / whole,
-        tone=TONES.get(limit, "other"),
+        tone=_colour(limit),
         text=" · ".join(fact for fact in facts if fact),
         name=fmt.short(name.rpartition("::")[2], 24) if named else "",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...measure.limits import ranks_sentence
+from ...measure.profile import StepProfile
 from ...measure.trace.records import ComparedRanks, TraceAnalysis
 from . import formats as fmt
 from . import profile_report as device
@@ -45,10 +46,9 @@ def viewer(path: Path) -> Viewer:
     return Viewer(fmt.printable(path.name), base64.b64encode(packed).decode() if len(packed) <= EMBEDDED else "")
 
 
-def report(analysis: TraceAnalysis, *, viewer: Viewer | None = None) -> Report:
-    # Names in a trace are anybody's text: one pass keeps control characters out of all of it.
-    analysis = fmt.all_printable(analysis)
-    limit, several = analysis.limit, analysis.ranks_compared
+def report(profile: StepProfile, analysis: TraceAnalysis, *, viewer: Viewer | None = None) -> Report:
+    """The report of a profile whose `analysis` is that of a trace."""
+    several = analysis.ranks_compared
     built, missing = step_sections.measured_sections(
         analysis,
         (
@@ -59,21 +59,21 @@ def report(analysis: TraceAnalysis, *, viewer: Viewer | None = None) -> Report:
             ("communication", "Communication", "communication", lambda _: _communication(analysis)),
         ),
     )
-    evidence: list[Block] = [Text(fmt.sentence(note), "note") for note in (limit.ceilings, *limit.notes)]
+    evidence: list[Block] = [Text(fmt.sentence(note), "note") for note in (analysis.ceilings_of, *profile.notes)]
     sections = [
         *([Section("ranks", "Ranks", _ranks(several))] if several else []),
-        *step_sections.sections_of(limit, limit.step_ms.p50, limit.advice, evidence),
+        *step_sections.sections_of(profile, profile.step_ms.p50, profile.advice, evidence),
         *built,
         Section("file", "The trace", _file(analysis, missing, viewer)),
     ]
     torch = f"torch {analysis.torch}" if analysis.torch else None
     return step_sections.report_of_step(
-        limit,
-        limit.advice,
+        profile,
+        profile.advice,
         Path(analysis.file).name,
-        [_device(analysis), f"{fmt.time(limit.step_ms.p50)} per step", torch],
+        [_device(analysis), f"{fmt.time(profile.step_ms.p50)} per step", torch],
         sections,
-        unseen=("not seen", [*limit.notes, *step_sections.unseen(missing)]),
+        unseen=("not seen", [*profile.notes, *step_sections.unseen(missing)]),
         key="trace",
         ranks=ranks_sentence(several),
     )
