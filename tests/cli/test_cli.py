@@ -56,7 +56,7 @@ import sys
 import recperf.cli.run, recperf.execution.run, recperf.execution.training
 import recperf.workloads.micro_dlrm.build, recperf.runs.report.run_report
 assert "triton" not in sys.modules
-import recperf.execution.measuring
+import recperf.execution.measuring, recperf.execution.quality
 {COUNT}
 import torch
 from recperf.measure.counting import Counter

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recperf.measure.host_time import HostClocks, divided
+from recperf.measure.evidence import HostClocks, divided
 
 MS = st.floats(0, 1e4, allow_subnormal=False).map(lambda ms: round(ms, 6))
 SHARE = st.floats(0, 1)

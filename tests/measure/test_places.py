@@ -64,12 +64,19 @@ def pause():
     time.sleep(0.04)  # SLEEP
 
 def product(a, b):
-    return a @ b  # MATMUL
+    for _ in range(products):
+        c = a @ b  # MATMUL
+    return c
 
 torch.set_num_threads(1)
 model = Model()
 optimizer = torch.optim.Adam(model.parameters())
 a = np.ones((500, 500))
+products = 1
+began = time.perf_counter()
+product(a, a)
+# As long as the pause on any machine.
+products = max(1, int(0.04 / (time.perf_counter() - began)))
 for ids in torch.utils.data.DataLoader(Rows(), 3):
     loss = model(ids).square().mean()  # LOSS
     optimizer.zero_grad()

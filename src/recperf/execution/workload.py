@@ -12,7 +12,7 @@ from ..distributed.ranks import current
 from ..errors import MachineError, UsageError
 from ..machine import available_bytes
 from ..measure.cost import Cost
-from ..tasks.task import Task
+from ..tasks import Task
 from ..train.config import StartConfig, TargetConfig
 from ..units import size
 

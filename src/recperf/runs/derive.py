@@ -20,8 +20,7 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import Profile
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
-from ..tasks import baseline_to_beat, of
-from ..tasks.task import AUC, NDCG, ORACLES
+from ..tasks import AUC, NDCG, ORACLES, baseline_to_beat, of
 from .evidence import START, Evidence
 from .result import (
     SCHEMA,

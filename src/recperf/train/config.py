@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..config import require, within
 from ..ops.table_rules import RuleName
-from ..tasks.declared import BaselineName
+from ..tasks import BaselineName
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...jsonfile import Number, Struct
-from ...tasks import of
-from ...tasks.task import RANKED
+from ...tasks import RANKED, of
 from ..derive import best_of, combined, interval
 from ..evidence import Evidence
 from ..result import Difference, Interval, Metrics, Result

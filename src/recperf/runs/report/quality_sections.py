@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...tasks import baseline_to_beat, of
-from ...tasks.task import AUC, NDCG, Task
+from ...tasks import AUC, NDCG, Task, baseline_to_beat, of
 from ..derive import best_of, compared, leading_interval
 from ..result import CalibrationBin, Difference, Metrics, Quality, Ranking, Result
 from .blocks import Block, Cell, Section, Table, Text, cells, table_of

@@ -22,8 +22,7 @@ from ...models.dlrm_v4.cost import full_load, step
 from ...models.dlrm_v4.memory import memory
 from ...models.tiers.config import TablesConfig
 from ...runs.mlperf.log import SubmissionConfig
-from ...tasks import EVENT_LABELS
-from ...tasks.task import BIASES
+from ...tasks import BIASES, EVENT_LABELS
 from ...train.config import GraphTrainConfig, TargetConfig
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step
-from ...tasks import CLICK_LABELS
-from ...tasks.task import BIASES
+from ...tasks import BIASES, CLICK_LABELS
 from ...train.config import VALIDATION_SHARE, GraphTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:

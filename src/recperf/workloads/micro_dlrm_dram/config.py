@@ -15,8 +15,7 @@ from ...measure.peaks import find
 from ...models.config import HashedDLRMConfig, dlrm_memory, hashed_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
-from ...tasks import CLICK_LABELS
-from ...tasks.task import BIASES
+from ...tasks import BIASES, CLICK_LABELS
 from ...train.config import SparseTrainConfig
 from ..micro_dlrm import config as micro_dlrm
 

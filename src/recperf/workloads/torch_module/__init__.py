@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...data.config import MovieLensConfig
 from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, quality_claims
-from ...tasks import CLICK_LABELS
-from ...tasks.task import BIASES, Task
+from ...tasks import BIASES, CLICK_LABELS, Task
 from ...train.config import TrainConfig
 from ..micro_dlrm.config import describe, on_clicks, on_events, on_movielens, ratings
 
