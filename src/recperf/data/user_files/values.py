@@ -281,11 +281,13 @@ def open_database(folder: Path, *, memory: int) -> Iterator[Any]:
                     ("temp_directory", literal(str(folder))),
                     ("threads", threads),
                     ("preserve_insertion_order", "true"),
-                    ("enable_progress_bar", "false"),
                     ("TimeZone", "'UTC'"),
                     ("disabled_optimizers", NOT_USED),
                 ):
                     connection.execute(f"SET {setting} = {value}")
+                # In a notebook without ipywidgets it is off and cannot even be set to that.
+                if connection.execute("SELECT current_setting('enable_progress_bar')").fetchone()[0]:
+                    connection.execute("SET enable_progress_bar = false")
                 with FLAG.calling(connection.interrupt):
                     yield connection
         # pyarrow has exceptions of its own for what DuckDB reports while its rows are read.
