@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..rows import Table, in_blocks, optional_package, pyarrow
+from .columnar import ColumnarFormat
 from .source import BOM, LONGEST_LINE, Source, bad_file, inspect, require_distinct, unreadable
 from .text_rows import NOT_UTF8, BadRows, TextBlock, read_blocks
 from .values import MISSING, column_types, fetch_row, literal, open_database, stripped
@@ -27,7 +28,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
 LIST_ROLE, LIST_MARK = "genres", "|"
 """The role whose values may be lists, and what is put between the values of one."""
-_PARQUET_ROWS = _PAIRS = 1 << 16
+_PAIRS = 1 << 16
 _SCORED_MEMORY = 512 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -40,13 +41,13 @@ far; and whether text has no whitespace around it, and none is empty."""
 def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows, table: str = "raw") -> None:
     """Create a table from the file without its bad rows."""
     duckdb, into = optional_package("duckdb"), f"CREATE TABLE {table} AS"
-    if source.format != "parquet":
+    if source.columnar is None:
         texts = ", ".join(f'"{role}" VARCHAR' for role in source.columns)
         connection.execute(f"CREATE TABLE {table} ({texts})")
         into = f"INSERT INTO {table}"
     for rows, bytes_read, trimmed in _parts(connection, source, bad):
         try:
-            kinds = column_types(connection, rows) if source.format == "parquet" else {}
+            kinds = column_types(connection, rows) if source.columnar else {}
             columns = {role: f"f{at}" for at, role in enumerate(source.columns)}
             for role, column in columns.items():
                 if not trimmed and kinds.get(column, "VARCHAR") == "VARCHAR":
@@ -78,15 +79,16 @@ class RowFile:
 
     def rows(self) -> int | None:
         """How many rows there are, if that is known without reading them."""
-        if self.source.format != "parquet":
+        if self.source.columnar is None:
             return None
-        return int(pyarrow(".parquet").read_metadata(str(self.source.path)).num_rows)
+        with self.source.columnar.open(self.source.path) as (_, rows, _):
+            return rows
 
     def blocks(self, names: Sequence[str], size: int) -> Iterator[Table]:
         """Tables of `size` rows with these columns, the last one shorter."""
         source = replace(self.source, columns={name: self.source.columns[name] for name in names})
-        parquet = source.format == "parquet"
-        tables = (table for table, _ in _parquet_batches(source)) if parquet else self._text_tables(source)
+        typed = (table for table, _ in _column_batches(source, source.columnar)) if source.columnar else None
+        tables = self._text_tables(source) if typed is None else typed
         return in_blocks(tables, size)
 
     def _text_tables(self, source: Source) -> Iterator[Table]:
@@ -101,8 +103,8 @@ class RowFile:
 
 def _parts(connection: Any, source: Source, bad: BadRows) -> Iterator[Part]:
     """Parts of the file as tables of DuckDB; a part is gone when the next one is asked for."""
-    if source.format == "parquet":
-        for table, bytes_read in _parquet_batches(source):
+    if source.columnar is not None:
+        for table, bytes_read in _column_batches(source, source.columnar):
             connection.register("batch", table.rename_columns([f"f{at}" for at in range(len(source.columns))]))
             yield "batch", bytes_read, False
             connection.unregister("batch")
@@ -190,19 +192,17 @@ def _sequence_part(connection: Any, source: Source, block: TextBlock, bad: BadRo
     return "batch"
 
 
-def _parquet_batches(source: Source) -> Iterator[tuple[Any, int]]:
+def _column_batches(source: Source, columnar: ColumnarFormat) -> Iterator[tuple[Any, int]]:
     arrow, first_row = pyarrow(), 1
     names = {role: source.names[position] for role, position in source.columns.items()}
     try:
-        parquet = pyarrow(".parquet")
-        with parquet.ParquetFile(str(source.path), buffer_size=1 << 20, page_checksum_verification=True) as file:
+        with columnar.open(source.path) as (schema, rows, batches):
             # An empty batch first: a file without rows has columns too.
-            empty = arrow.RecordBatch.from_pylist([], schema=file.schema_arrow)
-            batches = file.iter_batches(_PARQUET_ROWS, columns=list(names.values()), use_threads=False)
-            for batch in chain([empty], batches):
+            empty = arrow.RecordBatch.from_pylist([], schema=schema)
+            for batch in chain([empty], batches(list(names.values()))):
                 columns = {role: _plain(batch.column(name), role, source, first_row) for role, name in names.items()}
                 first_row += len(batch)
-                yield arrow.table(columns), source.size * (first_row - 1) // max(1, file.metadata.num_rows)
+                yield arrow.table(columns), source.size * (first_row - 1) // max(1, rows)
     except (arrow.ArrowException, OSError) as error:
         raise unreadable(source.path, error) from None
 

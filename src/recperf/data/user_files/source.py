@@ -22,9 +22,9 @@ from typing import BinaryIO, Literal
 from ...errors import DataError, UsageError, closest
 from ...files import open_linked
 from ..rows import pyarrow
+from .columnar import FORMATS, LONGEST_MAGIC, ColumnarFormat
 from .values import plain
 
-Format = Literal["csv", "json", "parquet", "sequences"]
 Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")
 _SAMPLE_BYTES = 1 << 20
@@ -47,7 +47,8 @@ class Source:
     size: int
     state: tuple[int, int, int]
     """Inode, size and time of the last change when it was inspected."""
-    format: Format = "csv"
+    format: str = "csv"
+    """csv, json, sequences, or the name of a columnar format."""
     names: list[str] = field(default_factory=list)
     """Names of the columns; empty strings where a file has no header."""
     columns: dict[str, int] = field(default_factory=dict)
@@ -55,6 +56,11 @@ class Source:
     gzipped: bool = False
     delimiter: str = ","
     has_header: bool = False
+
+    @property
+    def columnar(self) -> ColumnarFormat | None:
+        """The format of a file of columns with types; None for text."""
+        return FORMATS.get(self.format)
 
     def require_unchanged(self) -> None:
         """Refuse a file that changed since it was inspected: what was imported must be what was hashed."""
@@ -75,10 +81,10 @@ def _state(facts: os.stat_result) -> tuple[int, int, int]:
 
 
 def _begin(path: Path) -> tuple[bytes, tuple[int, int, int]]:
-    """The first four bytes of a file, and its state."""
+    """The first bytes of a file, and its state."""
     try:
         with open_linked(path) as file:
-            magic, state = file.read(4), _state(os.fstat(file.fileno()))
+            magic, state = file.read(LONGEST_MAGIC), _state(os.fstat(file.fileno()))
     except OSError as error:
         raise bad_file(path, f"the file cannot be opened: {error.strerror}", "check the path") from None
     if not state[1]:
@@ -105,12 +111,13 @@ def inspect(
     path = path.expanduser()
     magic, state = _begin(path)
     source = Source(path=path, size=state[1], state=state, gzipped=magic[:2] == b"\x1f\x8b")
-    if magic == b"PAR1":
-        names = _parquet_names(path)
-        positions = _positions(path, columns, names, recognised or {})
-        return replace(source, format="parquet", names=names, columns=positions)
-    if path.suffix in (".parquet", ".pq"):
-        raise bad_file(path, "this is not a Parquet file", "name it .csv if it is text")
+    for columnar in FORMATS.values():
+        if magic.startswith(columnar.magic):
+            names = _column_names(path, columnar)
+            positions = _positions(path, columns, names, recognised or {})
+            return replace(source, format=columnar.name, names=names, columns=positions)
+        if path.suffix in columnar.endings:
+            raise bad_file(path, f"this is not a {columnar.title} file", "name it .csv if it is text")
     try:
         with _open(path, source.gzipped) as file:
             sample = file.read(_SAMPLE_BYTES).removeprefix(BOM)
@@ -183,11 +190,11 @@ def _first_record(path: Path, sample: bytes, delimiter: str) -> list[str]:
     return [field.strip() for field in fields[:: len(delimiter)]]
 
 
-def _parquet_names(path: Path) -> list[str]:
+def _column_names(path: Path, columnar: ColumnarFormat) -> list[str]:
     arrow = pyarrow()
     try:
-        with pyarrow(".parquet").ParquetFile(str(path)) as file:
-            return [str(name) for name in file.schema_arrow.names]
+        with columnar.open(path) as (schema, *_):
+            return [str(name) for name in schema.names]
     except (arrow.ArrowException, OSError) as error:
         raise unreadable(path, error) from None
 
