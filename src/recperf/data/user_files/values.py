@@ -286,7 +286,7 @@ def open_database(folder: Path, *, memory: int) -> Iterator[Any]:
                 ):
                     connection.execute(f"SET {setting} = {value}")
                 # In a notebook without ipywidgets it is off and cannot even be set to that.
-                if connection.execute("SELECT current_setting('enable_progress_bar')").fetchone()[0]:
+                if fetch_row(connection, "SELECT current_setting('enable_progress_bar')")[0]:
                     connection.execute("SET enable_progress_bar = false")
                 with FLAG.calling(connection.interrupt):
                     yield connection
