@@ -42,25 +42,10 @@ def _parquet(path: Path) -> Iterator[Opened]:
         yield file.schema_arrow, file.metadata.num_rows, batches
 
 
-@contextmanager
-def _arrow(path: Path) -> Iterator[Opened]:
-    ipc = pyarrow(".ipc")
-    with ipc.open_file(str(path)) as file:
-        whole = range(file.num_record_batches)
-
-        def batches(names: list[str]) -> Iterator[Any]:
-            return (file.get_batch(number).select(names) for number in whole)
-
-        yield file.schema, sum(file.get_batch(number).num_rows for number in whole), batches
-
-
 FORMATS = {
     one.name: one
     for one in (
         ColumnarFormat(name="parquet", title="Parquet", magic=b"PAR1", endings=(".parquet", ".pq"), open=_parquet),
-        ColumnarFormat(
-            name="arrow", title="Arrow (Feather)", magic=b"ARROW1", endings=(".arrow", ".feather", ".ipc"), open=_arrow
-        ),
     )
 }
 LONGEST_MAGIC = max(len(one.magic) for one in FORMATS.values())
