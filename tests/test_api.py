@@ -121,6 +121,7 @@ def test_ctrl_c_saves_and_the_run_is_resumed_to_the_same_losses(shop: Any) -> No
     [
         (lambda: recperf.run("micro-dlrm", train={"epoch": 3}), ConfigError, "field 'train.epoch'; did you mean"),
         (lambda: recperf.run("micro-dlrm", train={"epochs": "3"}), ConfigError, "train.epochs is '3'; allowed: an"),
+        (lambda: recperf.run("micro-dlrm", data_fields={"split": "lst"}), ConfigError, "data.split is 'lst'; allowed"),
         (lambda: recperf.run("micro-dlm"), UsageError, "unknown workload 'micro-dlm'"),
         (lambda: recperf.run("micro-dlrm", "nothing"), UsageError, "there is no dataset and no file 'nothing'"),
         (lambda: recperf.run("micro-dlrm", resume="r", preset="p"), UsageError, "exclude each other"),

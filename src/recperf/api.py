@@ -28,7 +28,7 @@ from .errors import Interrupted, MachineError, RecperfError, RecperfWarning, Usa
 from .machine import memory_error, out_of_memory
 from .stop import FLAG
 from .terminal import Terminal, page_optional
-from .workloads.choice import choose, resolved, with_fields
+from .workloads.choice import Choice, choose, resolved, with_fields
 from .workloads.opened import OpenRun
 
 if TYPE_CHECKING:
@@ -134,30 +134,51 @@ def run(
     peaks: bool = True,
     report: bool = True,
     quiet: bool = False,
+    data_fields: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> OpenRun:
     """Train a workload as `recperf run` does, and return the run when it is trained.
 
     `data` is what `recperf.dataset` returns, or the name of one. `fields` are those of the config, in dicts by section
-    as in config.json: `train={"epochs": 3}, seed=7`. With Ctrl-C the training is saved and the run returned, to be
-    resumed: its `finished` is False. A missed target is no error: `run.result.quality.met` says so.
+    as in config.json: `train={"epochs": 3}, seed=7`; those of its section data are `data_fields`. With Ctrl-C the
+    training is saved and the run returned, to be resumed: its `finished` is False. A missed target is no error:
+    `run.result.quality.met` says so.
     """
     from .data import datasets
-    from .execution.run import TrainingRun
-    from .execution.starting import continued
 
+    if data_fields:
+        fields["data"] = dict(data_fields)
     found = data if isinstance(data, Dataset) or data is None else datasets.find(str(data))
     choice = choose(workload, preset=preset, config=config, resume=resume, start_from=start_from, data=found)
     values = resolved(choice, with_fields(choice.config, fields))
     if values.start.run is not None and not choice.resume:
+        from .execution.starting import continued
+
         if ranks > 1:
             raise UsageError("a single process starts from another run", fix="leave out ranks; a resume may have it")
         values = continued(choice.workload, values)
-    library = found.frames if found is not None else ""
     if ranks > 1:
         options = {"--run-dir": run_dir, "--resume": resume}
         folder = _on_ranks(choice.workload.name, values, ranks, options, [*_switches(peaks, report, quiet, log)])
-        return OpenRun(folder, frames=library)
+    else:
+        place = None if run_dir is None else Path(run_dir).expanduser()
+        folder = _in_process(choice, values, place, tuple(allow_change), tuple(log), peaks, report, quiet)
+    return OpenRun(folder, frames=found.frames if found is not None else "")
+
+
+def _in_process(
+    choice: Choice,
+    values: Any,
+    folder: Path | None,
+    allow_change: tuple[str, ...],
+    log: tuple[str, ...],
+    peaks: bool,
+    report: bool,
+    quiet: bool,
+) -> Path:
+    """Train here; returns the folder of the run."""
+    from .execution.run import TrainingRun
+
     with _as_command(quiet=quiet) as terminal:
         training = TrainingRun(
             workload=choice.workload,
@@ -165,9 +186,9 @@ def run(
             report=terminal,
             resume=choice.resume,
             saved=choice.config if choice.resume else None,
-            folder=None if run_dir is None else Path(run_dir).expanduser(),
-            allow_change=tuple(allow_change),
-            loggers=tuple(log),
+            folder=folder,
+            allow_change=allow_change,
+            loggers=log,
             peaks=peaks,
         )
         try:
@@ -177,11 +198,11 @@ def run(
             if training.folder is None or not (training.folder / "config.json").exists():
                 raise
         assert training.folder is not None
-        trained = OpenRun(training.folder, frames=library)
+        trained = OpenRun(training.folder)
         if report and trained.finished:
             with page_optional(terminal):
                 trained.page()
-    return trained
+    return training.folder
 
 
 def _switches(peaks: bool, report: bool, quiet: bool, log: Sequence[str]) -> Iterator[str]:
