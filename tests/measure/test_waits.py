@@ -12,6 +12,7 @@ from planted_cases import Built, Machine
 from recommender_cases import late_peer, mapped_table
 
 import recperf
+from recperf.measure.peaks.other_work import DISTURBED
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.idle import CollectiveCall, device_times, lateness
 from recperf.measure.trace.read import collect
@@ -27,6 +28,8 @@ def profile(build: Callable[[Machine], Built], folder: Path) -> recperf.Report:
             for arguments in profiler.input([(next(iter(batches)),) if batches else () for _ in range(STEPS)]):
                 step(*arguments)
                 profiler.step()
+        if (profiler.report.other_work or 0.0) > DISTURBED:
+            pytest.skip("other work has the cores: such a step is not judged")
         return profiler.report
     finally:
         machine.close()
