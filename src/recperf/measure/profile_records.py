@@ -1,6 +1,4 @@
-"""Records of what only the profile of a workload has, and of pair.json, as they are passed around and written.
-Torch-free.
-"""
+"""Records of the sections of a profile and of pair.json, as they are passed around and written to files. Torch-free."""
 
 from __future__ import annotations
 
