@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from example_runs import limits, profile, spread
+from example_runs import profile, spread, step
 
 HOSTILE = "void <script>alert('kernel')</script>\x1b[31m" + "x" * 300
 CUTLASS = (
@@ -40,16 +40,14 @@ def base(parts: dict[str, float], device: str) -> dict[str, Any]:
 
 def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **sections: Any) -> dict[str, Any]:
     wall = sum(parts.values())
-    found: dict[str, Any] = {
-        **base(parts, device),
-        "kind": "profile",
-        "workload": "dlrm",
+    figures: dict[str, Any] = {
+        **base(parts, device)["workload"],
+        "name": "dlrm",
         "preset": "experiment",
         "switches": {"graph": "off: asked for", "tf32": "on: a CUDA device"},
-        **limits(device, spread(wall), verdict, sentence),
         "embeddings": embeddings([("t0", 4, 9000.0, 4.0), ("t1", 3, 7000.0, 3.0), ("t2", 2, 4480.0, 2.0)]),
         "communication": {"missing": "one rank"},
-        "advice": [],
+        "roofline": None,
         "trust": {
             "tracing": {"plain_ms": wall, "clocked_ms": wall * 1.6, "share": 0.6},
             "seed": 42,
@@ -58,7 +56,10 @@ def full(parts: dict[str, float], device: str, verdict: str, sentence: str, **se
         },
         "trace": None,
     }
-    return copy.deepcopy({**found, **sections})
+    made = {**step(device, spread(wall), verdict, sentence), "machine": {}, "workload": figures}
+    for name, value in sections.items():
+        (figures if name in figures else made)[name] = value
+    return copy.deepcopy(made)
 
 
 def embeddings(tables: list[tuple[str, int, float, float]]) -> dict[str, Any]:
@@ -215,4 +216,6 @@ def ranks() -> dict[str, Any]:
     }  # fmt: skip
     parts = {**CPU, "embedding_exchange": 40.0, "reduce": 3.0, "reduce_exchange": 12.0}
     lone = {"missing": "fixes are predicted and tried in one process"}
-    return {**cpu(), **base(parts, "cpu"), "communication": communication, "advice": lone}
+    timed = {**base(parts, "cpu")["workload"], "communication": communication, "no_advice": lone}
+    several = cpu()
+    return {**several, "advice": [], "workload": {**several["workload"], **timed}}

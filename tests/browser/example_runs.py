@@ -10,6 +10,7 @@ from typing import Any
 
 from recperf.jsonfile import as_json, require, sealed
 from recperf.measure.limit_kinds import LIMITS
+from recperf.measure.profile import KIND, SCHEMA
 from recperf.runs.compare_report import html_of_runs
 from recperf.runs.derive import add_detail
 from recperf.runs.evidence import Evidence, seal
@@ -66,10 +67,17 @@ def spread(value: float, unit: str | None = None, **more: Any) -> dict[str, Any]
 def profile(
     parts: dict[str, float] = PARTS, flops: dict[str, float] = FLOPS, *, device: str = "cpu", **fields: Any
 ) -> dict[str, Any]:
-    """What every profile has, a run's own one too; `fields` replace some of it."""
+    """What the profile of any workload has, that of a run too; `fields` replace some of it."""
+    made = {**step(device, spread(sum(parts.values()))), "workload": budget(parts, flops, device=device)}
+    for name, value in fields.items():
+        (made["workload"] if name in made["workload"] or name == "precision" else made)[name] = value
+    return made
+
+
+def budget(parts: dict[str, float] = PARTS, flops: dict[str, float] = FLOPS, *, device: str = "cpu") -> dict[str, Any]:
+    """The time of a step by part."""
     total = sum(parts.values())
     return {
-        "schema": 2,
         "device": device,
         "steps": 64,
         "warmup": 16,
@@ -84,8 +92,6 @@ def profile(
         "ids": {"lookups": 768.0, "unique_rows": 512.5, "row_bytes": 32, "working_set_bytes": 84_768,
                 "touched_bytes": 61_320},
         "threads": 2,
-        **limits(device, spread(total)),
-        **fields,
     }  # fmt: skip
 
 
@@ -103,30 +109,31 @@ def timeline(us: float, device: str) -> dict[str, Any]:
     return {"us": us, "calls": calls}
 
 
-def limits(device: str, step_ms: dict[str, Any], limit: str = "dispatch", sentence: str = "") -> dict[str, Any]:
-    """What a profile says about the limits of its step."""
+def step(device: str, step_ms: dict[str, Any], limit: str = "dispatch", sentence: str = "") -> dict[str, Any]:
+    """What the profile of any step has."""
     shares = dict.fromkeys(LIMITS, 0.0) | {"python": 0.2, "compute": 0.15, "input": 0.05}
     shares[limit if limit in LIMITS else "cache"] = 0.6
+    ms = step_ms["p50"]
     operator = {
-        "name": "aten::addmm", "part": "top", "kind": "product", "calls": 83.0, "python_calls": 83.0,
-        "ms": 0.7 * step_ms["p50"], "precision": "float32", "row_bytes": 0, "flops": 1e6, "bytes": 1e5, "beyond": 0,
-        "fresh": 0, "special": 0, "rows": 0, "missed": 0, "distinct": 0, "table_rows": 0, "kernels": 0, "parallel": 1.0,
-        "counted": True,
-    }  # fmt: skip
-    observed = {
-        "device": device, "threads": 2, "step_ms": {name: step_ms[name] for name in ("p20", "p50", "p80")},
-        "steps": {"seen": 40, "plain": 30, "traced": 4, "counted": 3}, "other_work": 0.02, "notes": [],
-        "preempted": 0.0, "overhead": {"ns": 9000.0, "share": 0.002}, "inside": 0.6, "scale": 0.98, "crowded": 0.0,
-        "parts": [{"name": "top", "ms": 0.7 * step_ms["p50"], "share_of_operators": 1.0}],
-        "waits": {"input": 0.05 * step_ms["p50"], "python": 0.25 * step_ms["p50"]}, "operators": [operator],
-        "timeline": timeline(1100 * step_ms["p50"], device),
+        "name": "aten::addmm", "part": "top", "kind": "product", "calls": 83.0, "python_calls": 83.0, "ms": 0.7 * ms,
+        "precision": "float32", "flops": 1e6, "bytes": 1e5, "limits": {"dispatch": 0.5 * ms, "compute": 0.2 * ms},
+        "random_ms": 0.0, "note": "",
     }  # fmt: skip
     verdict = {
         "limit": limit, "share": 0.6, "confidence": "high", "second": "python",
         "because": [sentence or "Operator overhead takes 60% of the step: 83 operator calls."], "doubts": [],
     }  # fmt: skip
     experiment = {"name": "half the batch", "expected": "0.90 to 0.98", "measured": "0.95 times", "outcome": "agrees"}
-    return {"observed": observed, "shares": shares, "verdict": verdict, "experiments": [experiment]}
+    return {
+        "kind": KIND, "schema": SCHEMA, "verdict": verdict, "shares": shares, "operators": [operator], "advice": [],
+        "step_ms": {name: step_ms[name] for name in ("p20", "p50", "p80")}, "notes": [],
+        "timeline": timeline(1100 * ms, device),
+        "parts": [{"name": "top", "ms": 0.7 * ms, "share_of_operators": 1.0}], "experiments": [experiment],
+        "waits": {"input": 0.05 * ms, "python": 0.25 * ms},
+        "steps": {"seen": 40, "plain": 30, "traced": 4, "counted": 3}, "device": device, "threads": 2,
+        "other_work": 0.02, "overhead": {"ns": 9000.0, "share": 0.002}, "machine": MACHINE, "ceilings": None,
+        "preempted": 0.0,
+    }  # fmt: skip
 
 
 def peaks() -> dict[str, Any]:
@@ -182,8 +189,8 @@ def peaks() -> dict[str, Any]:
 def pair() -> dict[str, Any]:
     return {
         "schema": 1,
-        "hot": profile(),
-        "cold": profile({**PARTS, "embedding": 4.1 * PARTS["embedding"]}),
+        "hot": budget(),
+        "cold": budget({**PARTS, "embedding": 4.1 * PARTS["embedding"]}),
         "ids": {"hot": 1682, "cold": 2_000_000},
         "ratio": {"embedding": 4.1, "step": 1.6},
         "verdict": "Cold ids make the same lookups 4.1 times slower.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import chromium
 import example_profiles as profiles
@@ -13,14 +14,12 @@ import pytest
 from msgspec import convert
 
 from recperf.cli import main
-from recperf.measure.attribution import attribute
 from recperf.measure.peaks.records import Peaks
-from recperf.measure.profile import of_workload
-from recperf.measure.profile_records import Profile
+from recperf.measure.profile import StepProfile
 from recperf.measure.trace_evidence import analyse_file
 from recperf.runs.report import page, trace_report
 from recperf.runs.report.profiles import report_of
-from recperf.runs.step_report import KIND, SCHEMA, Report
+from recperf.runs.step_report import Report
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
 
@@ -36,7 +35,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     full = examples.make_run(home / "micro-dlrm-20261115-031500-a1b2c3", seeds=3)
     bare = examples.make_run(home / "micro-dlrm-20261115-031500-d4e5f6", measured=(), steps=40)
     peaks = convert(examples.peaks(), Peaks)
-    profile = {name: convert(getattr(profiles, name)(), Profile) for name in ("eager", "ranks")}
+    machine = {"machine": examples.MACHINE}
+    profile = {name: convert(getattr(profiles, name)() | machine, StepProfile) for name in ("eager", "ranks")}
     trace = traces.write(home / "trace.json.gz", [*traces.gpu_step(0, 0.0, 10), *traces.gpu_step(1, 1000.0, 20)])
     plan = ("plan", "dlrm-v4", "--price", "3USD", "--quiet", "--out")
     assert main([*plan, str(home / "plan.html")]) == main([*plan, str(home / "plans.html"), "--gpu", "h200,b200"]) == 0
@@ -44,11 +44,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "full": page.write(examples.page_of(full), home / "full.html"),
         "bare": page.write(examples.page_of(bare), home / "bare.html"),
         "compared": page.write(examples.page_of(full, bare), home / "compared.html"),
-        **{
-            name: page.save(report_of(of_workload(one, peaks, examples.MACHINE), peaks), home / f"{name}.html")
-            for name, one in profile.items()
-        },
-        "script": of_program(profile["eager"]).page(home / "script.html"),
+        **{name: page.save(report_of(one, peaks), home / f"{name}.html") for name, one in profile.items()},
+        "script": of_program(profiles.eager()).page(home / "script.html"),
         "trace": page.save(report_of(analyse_file(trace), viewer=trace_report.viewer(trace)), home / "trace.html"),
         "plan": home / "plan.html",
         "plans": home / "plans.html",
@@ -61,17 +58,9 @@ def browser() -> Iterator[chromium.Browser]:
         yield running
 
 
-def of_program(profile: Profile) -> Report:
+def of_program(profile: dict[str, Any]) -> Report:
     """The profile of a program with the figures of a workload's."""
-    observed = profile.observed
-    attribution = attribute(observed, None)
-    return Report(
-        kind=KIND, schema=SCHEMA, verdict=profile.verdict, shares=profile.shares, parts=observed.parts,
-        operators=attribution.operators, advice=profile.advice, experiments=profile.experiments,
-        step_ms=observed.step_ms, waits=observed.waits, steps=observed.steps, device=observed.device, threads=2,
-        other_work=0.02, overhead=observed.overhead, notes=[], machine={}, ceilings=None, own_cpu_s=0.1,
-        timeline=observed.timeline, program={"script": "train.py"},
-    )  # fmt: skip
+    return convert({**profile, "workload": None, "program": {"script": "train.py"}}, Report)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])

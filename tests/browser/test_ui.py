@@ -16,11 +16,9 @@ import chromium
 import example_profiles as profiles
 import example_runs as examples
 import pytest
-from msgspec import convert
 from test_page import of_program
 
 from recperf.cli import main
-from recperf.measure.profile_records import Profile
 from recperf.runs.record import PROFILE_MARK
 from recperf.runs.ui import server
 
@@ -41,7 +39,7 @@ def home(tmp_path: Path) -> Path:
     (folder / "live" / "events.jsonl").write_text(examples.events(1, 40))
     (folder / "program").mkdir()
     (folder / "program" / PROFILE_MARK).touch()
-    of_program(convert(profiles.eager(), Profile)).save(folder / "program" / "profile.json")
+    of_program(profiles.eager()).save(folder / "program" / "profile.json")
     (tmp_path / "secret.txt").write_text("secret")
     return folder
 

@@ -41,7 +41,7 @@ def test_the_profile_of_a_run_is_a_report(finished: Path, tmp_path: Path) -> Non
     assert (report.verdict, report.shares, report.experiments) == (written.verdict, written.shares, written.experiments)
     assert report.operators
     assert report.workload is not None
-    assert report.workload.components == written.components
+    assert report.workload == written.workload
     assert "Step budget" in report.text(verbose=True)
     assert divided_ms(report.waits, report.operators) == pytest.approx(report.step_ms.p50, rel=0.05)
     assert report.verdict.limit in str(report)

@@ -26,7 +26,7 @@ def read(name: str) -> Any:
 def test_a_run_leaves_profile_pair_ceilings_and_seal(call) -> None:
     code, out, err = call("run", "micro-dlrm-dram", *SMALL, "--run-dir", "r", "--json")
     assert code == 0, err
-    result, profile, pair = json.loads(out), read("profile.json"), read("pair.json")
+    result, profile, pair = json.loads(out), read("profile.json")["workload"], read("pair.json")
     assert result["data"]["synthetic"] is True
     assert set(result["quality"]["baselines"]) == {"majority", "planted"}
     assert sum(part["share"] for part in profile["components"]) == pytest.approx(1)

@@ -22,8 +22,7 @@ from msgspec import convert
 from recperf.cli import COMMANDS, main
 from recperf.data import movielens_like
 from recperf.jsonfile import sealed
-from recperf.measure.profile import of_workload
-from recperf.measure.profile_records import Profile
+from recperf.measure.profile import StepProfile
 from recperf.runs.report.blocks import render
 from recperf.runs.report.formats import of_ceiling, sides, stands
 from recperf.runs.report.profiles import report_of
@@ -72,7 +71,7 @@ def test_a_run_ends_with_the_facts_that_matter(call: Call, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kind", ["cpu", "eager", "graph", "ranks"])
 def test_a_profile_is_short(kind: str) -> None:
-    printed = render(report_of(of_workload(convert(getattr(profiles, kind)(), Profile), None, None))).splitlines()
+    printed = render(report_of(convert(getattr(profiles, kind)(), StepProfile))).splitlines()
     assert len(printed) <= 13, "and two paths"
     assert printed[1].startswith("  limit ")
 

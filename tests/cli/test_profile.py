@@ -15,6 +15,7 @@ import test_profile_report as layout
 from recperf.execution import fixes as fixes_module
 from recperf.execution import profiling
 from recperf.execution.measuring import TRACED
+from recperf.measure.profile import KIND, StepProfile
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
@@ -46,7 +47,9 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     assert code == 0, err
     assert {path.name for path in Path("r").iterdir()} == FILES
     profile = read()
-    assert (profile["kind"], profile["workload"]) == ("profile", workload)
+    figures = profile["workload"]
+    assert (profile["kind"], figures["name"]) == (KIND, workload)
+    assert set(profile) == {*StepProfile.__struct_fields__, "seal"}
     assert read("config.json")["workload"] == workload
     assert read("machine.json")["torch"]
     assert list(layout.sections(report(out))) == layout.TITLES["cpu"]
@@ -56,26 +59,25 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     assert profile["verdict"]["limit"] in page
     assert "<script src" not in page
 
-    assert sum(part["share"] for part in profile["components"]) == pytest.approx(1)
-    assert profile["overhead"]["share"] == pytest.approx(
-        profile["overhead"]["clocked_ms"] / profile["overhead"]["plain_ms"] - 1
-    )
+    assert sum(part["share"] for part in figures["components"]) == pytest.approx(1)
+    overhead = figures["overhead"]
+    assert overhead["share"] == pytest.approx(overhead["clocked_ms"] / overhead["plain_ms"] - 1)
     assert re.search(r"cost of measuring \(budget\) .+: a step takes .+ without, .+ with it", " ".join(out.split()))
-    assert profile["observed"]["steps"]["traced"] == TRACED
-    assert profile["observed"]["operators"]
+    assert profile["steps"]["traced"] == TRACED
+    assert profile["operators"]
     for name in TABLES:
         assert profile[name] == {"missing": "no device in this trace"}
     # How busy this machine is decides which.
     assert {fix["status"] for fix in profile["advice"]} <= {"suggested", "not judged"}
-    assert profile["precision"] == "float32"
-    assert profile["trust"]["seed"] == 42
+    assert figures["precision"] == "float32"
+    assert figures["trust"]["seed"] == 42
 
 
 def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
     arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--save-trace")
     assert call(*arguments, "--run-dir", "r")[0] == 0
     size = Path("r", "trace.json.gz").stat().st_size
-    assert read()["trace"] == {"file": "trace.json.gz", "bytes": size, "steps": TRACED}
+    assert read()["workload"]["trace"] == {"file": "trace.json.gz", "bytes": size, "steps": TRACED}
     code, out, err = call("profile", "--trace", "r/trace.json.gz", "--verbose")
     assert code == 0, err
     assert re.search(r"steps +8\b", out)

@@ -43,7 +43,7 @@ def test_json_of_a_trace_is_a_profile_as_of_a_step(gpu: Path, capsys: pytest.Cap
     printed = json.loads(capsys.readouterr().out)
     assert set(printed) == {*StepProfile.__struct_fields__, "seal"}
     assert sum(printed["shares"].values()) == pytest.approx(1.0)
-    assert printed["trace"]["idle"]["causes"]["input"] == pytest.approx(0.2)
+    assert printed["idle"]["causes"]["input"] == pytest.approx(0.2)
     saved = gpu.with_name("profile.json")
     saved.write_text(json.dumps(printed))
     loaded = recperf.load(saved)

@@ -128,7 +128,7 @@ def window(world: Ranks, config: Any, steps: int) -> dict[str, Any]:
     with applied(prepared.settings):
         trial = prepared.trial(SEED)
         trial.recipe.model.train()
-        return measure_window(prepared, trial, None, steps=steps)[0]
+        return measure_window(prepared, trial, None, steps=steps).figures
 
 
 def refused(world: Ranks, configs: list[Any]) -> list[list[str]]:

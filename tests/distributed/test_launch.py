@@ -226,10 +226,11 @@ def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     )
     assert ended(ranks, 200.0) == [0, 0], said(tmp_path, 0)
     found = json.loads((run / "profile.json").read_text())
-    assert found["communication"]["slowest"] == 1
-    assert found["trace"]["file"] == "trace.rank1.json.gz"
-    assert found["observed"]["operators"]
-    assert found["advice"] == {"missing": "fixes are predicted and tried in a single process only"}
+    assert found["workload"]["communication"]["slowest"] == 1
+    assert found["workload"]["trace"]["file"] == "trace.rank1.json.gz"
+    assert found["operators"]
+    assert found["workload"]["no_advice"] == {"missing": "fixes are predicted and tried in a single process only"}
+    assert any(text.startswith("Rank 1 of 2 is the slowest") for text in found["verdict"]["because"])
     assert "Rank 1 of 2 is the slowest" in said(tmp_path, 0)
     assert "Rank 1 of 2 is the slowest" in (run / "profile.html").read_text()
     sources = [inspect(run / f"trace.rank{rank}.json.gz") for rank in (0, 1)]

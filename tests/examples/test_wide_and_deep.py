@@ -56,7 +56,8 @@ def test_it_stops_resumes_with_equal_losses_and_leaves_a_page(
     assert result["quality"]["met"]
     assert {"wide", "embedding", "deep", "loss", "backward", "update"} <= result["performance"]["budget"].keys()
     assert "wide-and-deep" in Path("whole/report.html").read_text()
-    parts = {part["name"]: part for part in json.loads(Path("whole/profile.json").read_text())["components"]}
+    figures = json.loads(Path("whole/profile.json").read_text())["workload"]
+    parts = {part["name"]: part for part in figures["components"]}
     # Two products for each layer, 2048 rows: 3 tables of 8 columns and the numbers of a row, 32 units, 1 logit.
     dense = (parts["deep"]["flops"] / 2 / 2048 - 32) / 32 - 24
     assert dense == int(dense) > 0

@@ -14,14 +14,15 @@ import pytest
 from recperf.execution import clocked_steps, measuring, profiling
 from recperf.execution import fixes as fixes_module
 from recperf.files import json_bytes
+from recperf.measure.ceilings import ceilings_of
 from recperf.measure.clocks import ClockReading, ThreadClock
 from recperf.measure.fixes import Fix
 from recperf.measure.peaks import measure_with
 from recperf.measure.peaks.other_work import OtherWork
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.peaks.sampling import TINY
-from recperf.measure.profile import of_workload
-from recperf.measure.profile_records import Missing, Profile
+from recperf.measure.profile import StepProfile, build_profile
+from recperf.measure.profile_records import Missing
 from recperf.measure.records import Advice, Observed, Operator, Percentiles
 from recperf.runs.report.profiles import report_of
 from recperf.workloads import find
@@ -74,7 +75,7 @@ def any_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OtherWork, "share", lambda *_: 0.0)
 
 
-def tried(peaks: Peaks, fixes: Any = None) -> Profile:
+def tried(peaks: Peaks, fixes: Any = None) -> StepProfile:
     """A profile with its fixes tried: all of dlrm's own, or what a function makes of a prepared one."""
     notices: list[str] = []
     with of(fixes or PreparedDLRM.fixes):
@@ -99,13 +100,11 @@ def test_a_verdict_beside_other_work_is_never_sure_of_itself(peaks: Peaks, monke
     monkeypatch.setattr(measuring, "share_of_others", lambda *_: 0.3)
     monkeypatch.setattr(measuring, "REPEAT_SECONDS", 0.0)
     profile = profiling.profile(DLRM, tiny(), peaks, BUDGET, lambda _: None)
-    assert profile.other_work == profile.observed.other_work == 0.3
+    assert profile.other_work == 0.3
     assert profile.verdict.confidence != "high"
     assert "other work used 30% of the cores" in profile.verdict.doubts
-    profile.overhead.share = -0.049
-    trust = next(
-        section for section in report_of(of_workload(profile, None, None)).sections if section.key.endswith("trust")
-    )
+    profile.workload.overhead.share = -0.049
+    trust = next(section for section in report_of(profile).sections if section.key.endswith("trust"))
     assert "less than the spread of the steps: a step takes" in str(trust.blocks)
     assert "-4.9" not in str(trust.blocks)
 
@@ -122,7 +121,7 @@ def test_steps_that_waited_for_a_core_nearly_all_the_time_have_parts(
 
     monkeypatch.setattr(clocked_steps, "ThreadClock", Busy)
     profile = profiling.profile(DLRM, tiny(), peaks, BUDGET, lambda _: None)
-    assert math.fsum(part.share for part in profile.components) == pytest.approx(1)
+    assert math.fsum(part.share for part in profile.workload.components) == pytest.approx(1)
     assert profile.step_ms.p50 > 0
 
 
@@ -213,16 +212,16 @@ def test_an_interrupt_is_not_a_fix_that_failed(peaks: Peaks, monkeypatch: pytest
 def test_a_profile_without_ceilings_guesses_no_fixes() -> None:
     profile = profiling.profile(DLRM, tiny(), None, BUDGET, lambda text: None)
     assert profile.advice == []
-    assert isinstance(profile.roofline, Missing)
-    assert profile.roofline.missing.startswith("the ceilings")
+    assert isinstance(profile.workload.roofline, Missing)
+    assert profile.workload.roofline.missing.startswith("the ceilings")
     assert profile.verdict.confidence != "high"
 
 
 def test_tables_are_those_of_the_model_and_their_lookups_those_of_the_window(peaks: Peaks) -> None:
-    profile = profiling.profile(DLRM, tiny(), peaks, replace(BUDGET, steps=5), lambda text: None)
-    assert profile.steps == 5
-    assert profile.embeddings.lookups == pytest.approx(profile.ids.lookups, rel=0.2)
-    assert [table.rows for table in profile.embeddings.tables] == [4, 3, 2]
+    figures = profiling.profile(DLRM, tiny(), peaks, replace(BUDGET, steps=5), lambda text: None).workload
+    assert figures.steps == 5
+    assert figures.embeddings.lookups == pytest.approx(figures.ids.lookups, rel=0.2)
+    assert [table.rows for table in figures.embeddings.tables] == [4, 3, 2]
 
 
 def test_a_machine_that_drifts_is_not_credited_to_a_fix() -> None:
@@ -251,11 +250,11 @@ def test_parts_of_another_minute_predict_nothing(
     """A product takes 90 of 100 ms of a step; the steps that fixes are tried on now take `step`."""
     product = Operator("aten::mm", "top", "product", 1, 1, 90.0, flops=1e6)
     seen = Observed("cpu", 1, Percentiles(99.0, 100.0, 101.0), {"input": 10.0}, [product])
-    profile: Any = SimpleNamespace(
-        device="cpu", threads=1, batch_size=64, communication=None, other_work=0.0, components=[], observed=seen
-    )
+    figures: Any = SimpleNamespace(device="cpu", threads=1, batch_size=64, communication=None, components=[])
+    profile = build_profile(seen, ceilings_of(peaks, threads=1), None, None, {})
+    steps = measuring.MeasuredSteps(profile, figures, seen, None, None)
     monkeypatch.setattr(fixes_module, "_measure", lambda *_: measured(step, [1.0], others=others))
-    (row,) = fixes_module.try_fixes(DLRM, None, profile, [made("onednn", None)], peaks, lambda text: None)
+    (row,) = fixes_module.try_fixes(DLRM, None, steps, [made("onednn", None)], peaks, lambda text: None)
     if reason is None:
         assert (row.status, row.note) == ("tried", None)
         assert row.predicted_range[0] <= row.predicted_gain <= row.predicted_range[1]

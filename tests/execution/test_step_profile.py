@@ -190,8 +190,9 @@ def test_compiled_functions_stay_compiled() -> None:
     [
         ("{}", "not a profile of a step"),
         ('{"kind": "step profile", "schema": 99}', "schema 99"),
+        ('{"kind": "profile", "schema": 2, "observed": {}}', "schema 2; this recperf reads 3"),
         ("[", "JSON"),
-        ('{"kind": "step profile", "schema": 1, "verdict": 3}', "verdict should be an object, is 3"),
+        ('{"kind": "step profile", "schema": 3, "verdict": 3}', "verdict should be an object, is 3"),
     ],
 )
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str, message: str) -> None:

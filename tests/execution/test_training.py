@@ -19,7 +19,7 @@ from recperf.execution import training
 from recperf.execution.run import note_start
 from recperf.execution.training import SeedTraining, checkpoint_folder, in_background
 from recperf.measure.peaks.records import PeakFigure, Peaks, Rates
-from recperf.measure.profile_records import Profile
+from recperf.measure.profile_records import WorkloadFigures
 from recperf.ops import choice, mlp
 from recperf.ops.mlp import native as mlp_native
 from recperf.runs.derive import mfu
@@ -316,7 +316,7 @@ def test_mfu_is_of_the_measured_batch_and_of_ceilings_of_its_threads_and_precisi
     peaks = convert(examples.peaks(), Peaks)
     gemm = {"float32": PeakFigure(1e9, 1e9, 1e9, n=3)}
     peaks.other_threads["1"] = Rates(gemm=gemm, **{name: getattr(peaks, name) for name in STREAMS})
-    profile = convert(examples.profile({"top": 1.0, "other": 1.0}, {"top": 5e5}), Profile)
+    profile = convert(examples.budget({"top": 1.0, "other": 1.0}, {"top": 5e5}), WorkloadFigures)
     profile.batch_size, profile.threads = 250, 1
     steady = Throughput(samples_per_s=500.0, samples=1, steps=1, seconds=1.0)
     assert mfu(profile, peaks, steady) == pytest.approx(0.001)

@@ -61,7 +61,7 @@ def rounds(random: np.random.Generator, *, slower: float = 1.0, drift: float = 0
                 width = middle * random.uniform(0.02, 0.1)
                 parts[name] = {"p20": middle - width, "p50": middle, "p80": middle + width}
             components = [{"name": n, "ms": ms, "share": ms["p50"] / 10} for n, ms in parts.items() if n != "step"]
-            sides[side] = {"step_ms": parts["step"], "components": components, "other_work": other_work}
+            sides[side] = {"workload": {"step_ms": parts["step"], "components": components}, "other_work": other_work}
         pairs.append(tuple(sides))
     return pairs
 

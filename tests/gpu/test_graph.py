@@ -146,7 +146,7 @@ def test_padded_steps_are_measured() -> None:
     trained(prepared, trial, 3)
     with applied(prepared.settings):
         profile = measure_window(prepared, trial, None, steps=20).profile
-    assert not any("could not be observed" in note for note in profile.observed.notes), profile.observed.notes
+    assert not any("could not be observed" in note for note in profile.notes), profile.notes
     assert {"attention", "loss", "update"} <= {component.name for component in profile.components}
 
 

@@ -11,6 +11,8 @@ from msgspec import convert
 from msgspec.structs import replace as changed
 
 import recperf.models.config  # noqa: F401  declares the spans of the synthetic steps
+from recperf.measure.advice_rules import explain
+from recperf.measure.ceilings import ceilings_of
 from recperf.measure.fixes import Fix, Predictor, drifted, too_busy
 from recperf.measure.peaks.records import DeviceRates, Launch, PeakFigure, Peaks
 from recperf.measure.profile_records import Component
@@ -54,12 +56,13 @@ def predictor(device: str = "cpu", *, doubt: str | None = None, others: float = 
         Operator("aten::add_", "optimizer Adam.step", "elementwise", 8, 8, PARTS["dense_update"], **kernels),
     ]
     components = [Component(name, "", around(ms), 0.1, 0, 1e6) for name, ms in PARTS.items()]
-    seen = Observed(device, PEAKS.threads, around(4.0), {"input": 0.5, **observed.pop("waits", {})}, rows, **observed)
-    profile: Any = SimpleNamespace(
-        device=device, threads=PEAKS.threads, batch_size=64, communication=None, other_work=others,
-        components=components, observed=seen,
-    )  # fmt: skip
-    return Predictor(profile, PEAKS, doubt)
+    waits = {"input": 0.5, **observed.pop("waits", {})}
+    seen = Observed(device, PEAKS.threads, around(4.0), waits, rows, others, **observed)
+    figures: Any = SimpleNamespace(
+        device=device, threads=PEAKS.threads, batch_size=64, communication=None, components=components
+    )
+    ceilings = ceilings_of(PEAKS, device=device, threads=PEAKS.threads)
+    return Predictor(seen, explain(seen, ceilings, None), figures, PEAKS, doubt)
 
 
 def gain(step: Predictor, *names: str) -> float:

@@ -13,6 +13,7 @@ from recperf.errors import DataError
 from recperf.measure import limits
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.limit_kinds import LIMITS
+from recperf.measure.profile import build_profile, swept_ms
 from recperf.measure.profile_records import (
     Communication,
     Component,
@@ -20,8 +21,8 @@ from recperf.measure.profile_records import (
     MeasuredRank,
     MeasuringCost,
     Missing,
-    StepFigures,
     TableTraffic,
+    WorkloadFigures,
 )
 from recperf.measure.records import (
     Attribution,
@@ -273,14 +274,12 @@ def test_the_busiest_operator_is_that_of_all_its_rows_that_the_limit_explains() 
     assert (busiest.ms, busiest.flops, share) == (5.0, 6, 1.0)
 
 
-def figures(**more: Any) -> StepFigures:
+def figures(**more: Any) -> WorkloadFigures:
     ms = Percentiles(9.0, 10.0, 11.0)
     parts = more.pop("components", [Component("forward", "forward", Percentiles(1.0, 2.0, 3.0), 0.2, 2e8, 1e7)])
-    plain = Percentiles(7.0, 8.0, 9.0)
-    observed = Observed("cpu", 2, plain, {"input": 6.0, "python": 2.0}, [], **QUIET)
-    return StepFigures(
-        schema=2, device="cpu", steps=5, warmup=1, batch_size=4, step_ms=ms, components=parts, threads=2,
-        ids=IdFacts(1, 1, 4, 4, 4), observed=observed, overhead=MeasuringCost(8.0, 10.0, 0.25), experiments=[], **more,
+    return WorkloadFigures(
+        device="cpu", steps=5, warmup=1, batch_size=4, step_ms=ms, components=parts, threads=2,
+        ids=IdFacts(1, 1, 4, 4, 4), overhead=MeasuringCost(8.0, 10.0, 0.25), **more,
     )  # fmt: skip
 
 
@@ -327,14 +326,6 @@ def test_tables_between_tiers() -> None:
     process = {"own": 1 << 30, "files": 2 << 20, "peak": 3 << 30}
     text = limits.tables_sentence(figures(tables=traffic(process=process)))
     assert text.endswith("has 1 GiB of its own in memory and 2 MiB of libraries; at its peak it had 3 GiB.")
-
-
-def test_the_verdict_of_a_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "ceilings_of_profile", lambda *_: CEILINGS)
-    shares, verdict = limits.verdict_of(figures(tables=traffic(), communication=ranks(4.0, 8.0)), None)
-    assert {limit: share for limit, share in shares.items() if share} == {"input": 0.75, "python": 0.25}
-    assert (verdict.limit, verdict.confidence, len(verdict.because)) == ("input", "high", 5)
-    assert len(limits.verdict_of(figures(), None)[1].because) == 3
 
 
 @pytest.mark.parametrize(
@@ -398,9 +389,12 @@ def test_what_lookups_touch_by_table() -> None:
 
 
 def test_times_of_parts() -> None:
-    profile = figures()
-    assert limits.part_ms(profile, "step").p50 == 10.0
-    assert limits.part_ms(profile, "forward").p50 == 2.0
-    assert (limits.swept_ms(profile, "step").p50, limits.swept_ms(profile, "forward").p50) == (8.0, 2.0)
+    clocked = figures()
+    assert limits.part_ms(clocked, "step").p50 == 10.0
+    assert limits.part_ms(clocked, "forward").p50 == 2.0
     with pytest.raises(DataError, match="no part 'tower'"):
-        limits.part_ms(profile, "tower")
+        limits.part_ms(clocked, "tower")
+    seen = Observed("cpu", 2, Percentiles(7.0, 8.0, 9.0), {"python": 8.0}, [], **QUIET)
+    profile = build_profile(seen, CEILINGS, None, [], {})
+    profile.workload = clocked
+    assert (swept_ms(profile, "step").p50, swept_ms(profile, "forward").p50) == (8.0, 2.0)

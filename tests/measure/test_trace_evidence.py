@@ -8,6 +8,7 @@ import example_traces as made
 import pytest
 from msgspec import convert
 
+from recperf.measure.advice_rules import explain
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.program_facts import facts_of_rows
@@ -15,7 +16,7 @@ from recperf.measure.records import Explanation
 from recperf.measure.timeline import MOST, SLICES
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.read import collect
-from recperf.measure.trace_evidence import analyse_file, explained, observed
+from recperf.measure.trace_evidence import analyse_file, observed, qualified
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11}, stream=23e9, first_touch=2e9, cached=60e9,
@@ -66,7 +67,9 @@ def limit(
     trace = collect(events, Path("made"))
     trace.header["recperf"] = {"other_work": others}
     seen = observed(trace, *steps_of(trace), ceilings)
-    return explained(seen, ceilings, facts_of_rows(seen.operators))
+    result = explain(seen, ceilings, facts_of_rows(seen.operators))
+    result.verdict = qualified(result.verdict, result.shares, seen, ceilings, ())
+    return result
 
 
 def test_a_dense_optimizer_over_a_table_of_which_few_rows_are_used() -> None:

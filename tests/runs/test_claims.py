@@ -14,7 +14,8 @@ import pytest
 from recperf.errors import DataError
 from recperf.jsonfile import sealed
 from recperf.measure.peaks.records import Peaks
-from recperf.measure.profile_records import Pair, PairLookups, Profile
+from recperf.measure.profile import StepProfile
+from recperf.measure.profile_records import Pair, PairLookups
 from recperf.measure.records import Percentiles
 from recperf.runs import contract
 from recperf.runs.contract import judge
@@ -79,9 +80,10 @@ def measured(
     shares: dict[str, float], step: Times = STEADY, other_work: float | None = 0.0, peaks: float | None = 0.0
 ) -> Any:
     """A run whose steps and ceilings were measured beside that much other work."""
-    profile = msgspec.convert(examples.profile(shares=shares, other_work=other_work), Profile)
-    profile.observed.step_ms = type(profile.observed.step_ms)(*step)
-    return SimpleNamespace(profile=profile, peaks=msgspec.convert({**examples.peaks(), "other_work": peaks}, Peaks))
+    profile = msgspec.convert(examples.profile(shares=shares, other_work=other_work), StepProfile)
+    profile.step_ms = Percentiles(*step)
+    ceilings = msgspec.convert({**examples.peaks(), "other_work": peaks}, Peaks)
+    return SimpleNamespace(profile=profile, figures=profile.workload, peaks=ceilings)
 
 
 @pytest.mark.parametrize(
@@ -230,13 +232,13 @@ def test_curves_hold_finite_values_by_seed() -> None:
 )  # fmt: skip
 def test_shares_sum_to_one_within_a_hundredth(tmp_path: Path, shares: list[float], fits: bool) -> None:
     profile = examples.profile({f"part{number}": 1.0 for number in range(len(shares))} or {"none": 1.0})
-    profile["components"] = profile["components"][: len(shares)]
-    for row, share in zip(profile["components"], shares):
+    profile["workload"]["components"] = profile["workload"]["components"][: len(shares)]
+    for row, share in zip(profile["workload"]["components"], shares):
         row["share"] = share
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(sealed(profile)))
     if fits:
-        assert [row.share for row in read_profile(path).components] == shares
+        assert [row.share for row in read_profile(path).workload.components] == shares
     else:
         with pytest.raises(DataError, match="do not sum to 1"):
             read_profile(path)

@@ -13,14 +13,13 @@ import pytest
 
 from recperf.errors import DataError, UsageError
 from recperf.jsonfile import sealed
-from recperf.measure.profile_records import Profile
+from recperf.measure.profile import StepProfile
 from recperf.runs.compare import Comparison, TimeChange, compare, parse_gate
-from recperf.runs.sides import Side, load, of_workload
+from recperf.runs.sides import Side, load, of_profile
 
 
 def loaded(profile: dict[str, Any], name: str = "a") -> Side:
-    made = msgspec.convert(profile, Profile)
-    return of_workload(Path(name), made, made.verdict, made.shares)
+    return of_profile(Path(name), msgspec.convert(profile, StepProfile))
 
 
 def diff(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
@@ -30,8 +29,8 @@ def diff(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
 def slower(**times: float) -> dict[str, Any]:
     """The eager profile with other times of some parts."""
     difference = profiles.eager()
-    return {**difference, **{k: v for k, v in profiles.base({**profiles.EAGER, **times}, "NVIDIA H200").items()
-                        if k in ("step_ms", "components")}}  # fmt: skip
+    difference["workload"] |= profiles.base({**profiles.EAGER, **times}, "NVIDIA H200")["workload"]
+    return difference
 
 
 def changes(difference: Comparison, group: str = "parts") -> dict[str, TimeChange]:
@@ -53,7 +52,7 @@ def test_what_got_slower_and_faster_by_part() -> None:
 def test_a_change_inside_the_spread_is_noise_whatever_its_size() -> None:
     assert changes(diff(profiles.eager(), slower(data=0.94)))["data"].says == "within noise"
     wide = profiles.eager()
-    wide["step_ms"] = {"p20": 4.0, "p50": 9.0, "p80": 20.0}
+    wide["workload"]["step_ms"] = {"p20": 4.0, "p50": 9.0, "p80": 20.0}
     noisy = diff(profiles.eager(), wide)
     assert noisy.step.says == "within noise"
     assert noisy.step.change == pytest.approx(9.0 / 4.9 - 1)
@@ -73,7 +72,7 @@ def test_the_gate_names_the_step_and_its_large_parts() -> None:
 
 def test_a_part_that_took_no_time_before_exceeds_every_gate() -> None:
     none = profiles.eager()
-    none["components"][0]["ms"] = {"p20": 0.0, "p50": 0.0, "p80": 0.0}
+    none["workload"]["components"][0]["ms"] = {"p20": 0.0, "p50": 0.0, "p80": 0.0}
     difference = diff(none, profiles.eager())
     assert changes(difference)["data"].change is None
     assert [change.name for change in difference.regressions(10.0)] == ["data"]
@@ -94,7 +93,8 @@ def test_new_and_gone_parts_and_kernels_are_listed() -> None:
 
 
 def test_profiles_of_different_things_are_warned_about() -> None:
-    other = {**profiles.cpu(), "workload": "micro-dlrm", "preset": "large", "batch_size": 256}
+    other = profiles.cpu()
+    other["workload"] |= {"name": "micro-dlrm", "preset": "large", "batch_size": 256}
     assert [warning.partition(";")[0] for warning in diff(profiles.eager(), other).warnings] == [
         "different workloads: dlrm and micro-dlrm",
         "different presets: experiment and large",
@@ -105,9 +105,9 @@ def test_profiles_of_different_things_are_warned_about() -> None:
 
 def test_possible_causes_are_noted() -> None:
     other = profiles.eager()
-    other["trust"]["versions"] |= {"torch": "2.13.0", "triton": None}
-    other["switches"] = {"tf32": "off: asked for", "fused": "on: a CUDA device"}
-    other |= {"threads": 1, "steps": 5}
+    other["workload"]["trust"]["versions"] |= {"torch": "2.13.0", "triton": None}
+    other["workload"] |= {"switches": {"tf32": "off: asked for", "fused": "on: a CUDA device"}, "steps": 5}
+    other["threads"] = 1
     old, new = loaded(profiles.eager()), loaded(other, "b")
     old.circumstances[""]["machine"], new.circumstances[""]["machine"] = "m1", "m2"
     old.config, new.config = {"train": {"batch": 1}, "seed": 1}, {"train": {"batch": 2}, "seed": 1}
@@ -140,9 +140,9 @@ def _with(path: str, value: Any) -> str:
     [
         ("", "is not JSON"),
         ("[]", "not a profile of a step"),
-        (_with("schema", 9), "profile.json has schema 9; this recperf reads 2"),
+        (_with("schema", 9), "profile.json has schema 9; this recperf reads 3"),
         (_with("step_ms.p50", ...), "does not fit its description: step_ms.p50 is missing"),
-        (_with("components", []), "the shares of components do not sum to 1"),
+        (_with("workload.components", []), "the shares of workload.components do not sum to 1"),
         (_with("kernels.rows.0.total_ms", None), "kernels.rows.0.total_ms should be a number, is null"),
     ],
 )

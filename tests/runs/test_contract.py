@@ -55,8 +55,7 @@ def a_profile(embedding_ms: float) -> dict[str, Any]:
     """Python takes 60 % of a step and waiting for input 30 %; a step uses 700 rows of 1 KiB."""
     parts = {"embedding": embedding_ms, "hash": 0.1, "top": 0.2, "backward": 0.5}
     made = examples.profile(parts, dict.fromkeys(parts, 1000))
-    made["ids"] |= {"lookups": 10_870, "unique_rows": 700, "row_bytes": 1024}
-    made["observed"]["waits"] = {"python": 0.6, "input": 0.3}
+    made["workload"]["ids"] |= {"lookups": 10_870, "unique_rows": 700, "row_bytes": 1024}
     made["verdict"]["limit"] = "python"
     return {**made, "shares": {"python": 0.6, "input": 0.3, "compute": 0.1}}
 
@@ -66,7 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of two seeds, with a profile, a pair and ceilings beside it."""
     folder = tmp_path_factory.mktemp("contract") / "run"
     assert main([*QUICK, "--run-dir", str(folder)]) == 0
-    hot, cold = a_profile(0.5), a_profile(1.2)
+    hot, cold = (a_profile(ms)["workload"] for ms in (0.5, 1.2))
     ratio = {"embedding": 2.4, "step": 2.0 / 1.3}
     write_json(folder / "profile.json", sealed(a_profile(0.5)))
     ids = {"hot": 512, "cold": 2_000_000}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recperf.measure.peaks.records import Peaks
-from recperf.measure.profile_records import Profile
+from recperf.measure.profile_records import WorkloadFigures
 from recperf.runs import derive
 from recperf.runs.result import Difference, Evaluation, Quality, Target, Throughput, TrialResult
 from recperf.runs.schemas import SavedScores, Timing
@@ -99,8 +99,8 @@ def test_close_to_a_batch_per_median_step_is_no_difference(seconds: float, said:
     assert text is None if said is None else text is not None and text.startswith(said)
 
 
-def profile(**fields: Any) -> Profile:
-    return msgspec.convert(examples.profile(**fields), Profile)
+def profile(**fields: Any) -> WorkloadFigures:
+    return msgspec.convert(examples.profile(**fields)["workload"], WorkloadFigures)
 
 
 def test_the_budget_adds_up_the_components_of_a_part() -> None:

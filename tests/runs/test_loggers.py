@@ -12,7 +12,7 @@ import pytest
 from msgspec import convert
 
 from recperf.errors import MachineError
-from recperf.measure.profile_records import Profile
+from recperf.measure.profile import StepProfile
 from recperf.runs.loggers import Curves, scalars_of
 from recperf.runs.record import Run
 from recperf.runs.schemas import Event, event_of
@@ -26,7 +26,7 @@ RESULT: Any = SimpleNamespace(
     quality=SimpleNamespace(seeds=[SimpleNamespace(seed=3)], metrics={"auc": 0.75}),
     performance=SimpleNamespace(budget={"top": 1.0}),
 )
-PROFILE = convert(examples.profile(), Profile)
+PROFILE = convert(examples.profile(), StepProfile)
 PROFILE.shares = {"python": 0.9}
 
 

@@ -30,7 +30,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_sections_come_in_their_order(full: str) -> None:
     folded = "qualities limits operators budget roofline pair provenance config reproduce"
-    assert re.findall(r'<section id="r1-(\w+)"', full) == ["timeline", "shares", "quality", "training"]
+    assert re.findall(r'<section id="r1-(\w+)"', full) == ["advice", "timeline", "shares", "quality", "training"]
     assert re.findall(r'<details class="more" id="r1-(\w+)"', full) == folded.split()
     assert full.index('class="verdict"') < full.index('<section id="r1-timeline"')
 
@@ -46,7 +46,7 @@ def test_the_picture_of_a_step_has_a_scale_and_says_that_the_step_was_traced(tmp
     (first, left), (second, right) = marks[:2]
     profile = Evidence(run).profile
     assert profile is not None
-    us = profile.observed.timeline.us
+    us = profile.timeline.us
     unit = 1e3 if us >= 1e3 else 1.0
     assert first == 0
     assert (right - left) / (880 - left) == pytest.approx(second * unit / us, abs=1e-3)
@@ -117,7 +117,7 @@ def test_every_figure_is_well_formed_named_and_coloured_by_the_page(full: str) -
 def test_text_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "<img src=x> & $run$", seeds=2)
     examples.change(run, "profile.json", "verdict.because", ["<script>alert(1)</script>"])
-    examples.change(run, "profile.json", "components.2.name", 'x"><b>y</b>')
+    examples.change(run, "profile.json", "workload.components.2.name", 'x"><b>y</b>')
     examples.change(run, "config.json", "config.data.source", "<i>here</i>")
     page = examples.page_of(run, run)
     assert page.count("<script") == 2, "those of the timelines"
@@ -159,11 +159,11 @@ def test_long_curves_are_thinned_without_losing_their_extremes() -> None:
 def test_a_run_of_several_ranks_shows_the_slowest_and_the_waiting(tmp_path: Path) -> None:
     run = examples.make_run(tmp_path / "run")
     assert "Between the ranks" not in Reader(examples.page_of(run)).text
-    known = profiles.ranks()["communication"]
-    examples.change(run, "profile.json", "communication", known)
+    known = profiles.ranks()["workload"]["communication"]
+    examples.change(run, "profile.json", "workload.communication", known)
     said = Reader(examples.page_of(run)).text
     assert "Rank 1 of 2 is the slowest: its own work takes 478 ms per step, that of the others 300 ms." in said
     assert "most waited for" in said
-    examples.change(run, "profile.json", "communication", {**known, "each": [{"rank": 0}]})
+    examples.change(run, "profile.json", "workload.communication", {**known, "each": [{"rank": 0}]})
     with pytest.raises(DataError, match="communication"):
         _ = Evidence(run).profile

@@ -25,6 +25,7 @@ from typing import Any
 
 from recperf.errors import RecperfError
 from recperf.measure.peaks.other_work import DISTURBED
+from recperf.measure.profile import SCHEMA
 from recperf.measure.records import Percentiles
 from recperf.runs.compare import TimeChange, changed, parse_gate
 from recperf.runs.report.formats import component, percent, printable, spread, time
@@ -107,17 +108,20 @@ def profile(checkout: Path, arguments: list[str], folder: Path) -> Profile:
     if called.returncode or not file.is_file():
         raise NoProfile(f"exit code {called.returncode}: {printable(called.stderr.strip()[-400:])}")
     content: Profile = json.loads(file.read_text(encoding="utf-8"))
+    if content.get("schema") != SCHEMA:
+        raise NoProfile(f"its recperf writes profiles of schema {content.get('schema')!r}; this one compares {SCHEMA}")
     return content
 
 
 def times(profile: Profile) -> dict[str, tuple[dict[str, float], float]]:
     """Time and share of the step and of its parts. Of a program's profile only the step has a spread."""
-    parts = {part["name"]: (part["ms"], part["share"]) for part in profile.get("components", ())}
-    return {"step": (profile["step_ms"], 1.0), **parts}
+    figures = profile["workload"] or {"step_ms": profile["step_ms"], "components": []}
+    parts = {part["name"]: (part["ms"], part["share"]) for part in figures["components"]}
+    return {"step": (figures["step_ms"], 1.0), **parts}
 
 
 def other_work(profile: Profile) -> float:
-    return max(profile.get("other_work") or 0.0, (profile.get("observed") or {}).get("other_work") or 0.0)
+    return profile["other_work"] or 0.0
 
 
 def undisturbed(pairs: list[tuple[Profile, Profile]]) -> list[tuple[Profile, Profile]]:

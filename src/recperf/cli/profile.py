@@ -12,9 +12,8 @@ from ..distributed.ranks import Ranks, current
 from ..distributed.shared_run import require_same_config
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
-from ..jsonfile import read as read_json
 from ..jsonfile import sealed
-from ..measure.profile_records import Profile
+from ..measure.profile import StepProfile
 from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
 from ..terminal import Terminal, page_optional, print_error, print_json
@@ -100,16 +99,13 @@ def run_profile(arguments: list[str], world: Ranks) -> int:
     return 0
 
 
-def show(profile: Profile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
+def show(profile: StepProfile, folder: Path, options: Options[Any], terminal: Terminal) -> None:
     """Print the profile and write its page; if that fails the profile itself is still valid."""
-    from ..measure.profile import of_workload
     from ..runs.evidence import read_peaks
     from ..runs.report import page
     from ..runs.report.profiles import report_of
 
-    peaks = read_peaks(folder / "peaks.json")
-    told = of_workload(profile, peaks, read_json(folder / "machine.json"))
-    built = report_of(told, peaks)
+    built = report_of(profile, read_peaks(folder / "peaks.json"))
     terminal.show(built)
     terminal.facts(("profile", str(folder / "profile.json")))
     if options.save_trace and current().size > 1:
@@ -118,7 +114,7 @@ def show(profile: Profile, folder: Path, options: Options[Any], terminal: Termin
         with page_optional(terminal):
             terminal.facts(("page", str(page.save(built, folder / "profile.html"))))
     if options.json:
-        print_json(sealed(told))
+        print_json(sealed(profile))
 
 
 def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions:
@@ -139,7 +135,7 @@ def request(options: Options[Any], folder: Path, world: Ranks) -> ProfileOptions
     )
 
 
-def take(choice: Choice, options: Options[Any], terminal: Terminal, world: Ranks) -> tuple[Profile, Path]:
+def take(choice: Choice, options: Options[Any], terminal: Terminal, world: Ranks) -> tuple[StepProfile, Path]:
     """Profile into a new folder; ranks other than 0 write only their traces."""
     config = with_absolute_paths(options.values)
     if world.size > 1:
@@ -163,7 +159,8 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal, world: Ranks
         FLAG.poll()
         if run and peaks is not None:
             run.write("peaks.json", peaks)
-        measured.preset = choice.preset
+        if measured.workload is not None:
+            measured.workload.preset = choice.preset
         if run:
             run.write("profile.json", sealed(measured))
     except BaseException:

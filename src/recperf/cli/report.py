@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from ..errors import UsageError
-from ..runs.evidence import Evidence, kind_of, read_peaks
+from ..runs.evidence import Evidence, kind_of, read_peaks, read_profile
 from ..runs.report.blocks import Report, render
 from ..terminal import print_json, print_text
 from .parse import ForceOption, JsonOption, parse
@@ -76,10 +76,8 @@ def report_of(path: Path, kind: str, peaks: Path | None) -> Report:
     from ..runs.report.profiles import report_of as report_of_profile
 
     if kind == "profile":
-        from ..runs.step_report import load
-
         file = path / "profile.json" if path.is_dir() else path
-        return report_of_profile(load(file), read_peaks(file.with_name("peaks.json")))
+        return report_of_profile(read_profile(file), read_peaks(file.with_name("peaks.json")))
     from .profile_trace import profile_of
 
     profile = profile_of(path, peaks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import write_json, writing
-from ..measure.limits import swept_ms
+from ..measure.profile import swept_ms
 from ..runs.report.formats import spread, time
 from ..terminal import Terminal, print_json, table
 from .options import C, Choice, WorkloadOptions, choose, read_options

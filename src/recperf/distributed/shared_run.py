@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -57,8 +58,8 @@ class _SharedRun:
     def event_digest(self, size: int | None = None) -> str:
         return self._run.event_digest(size) if self._run else ""
 
-    def read(self, name: str, kind: Any = dict, *, sealed: bool = False) -> Any:
-        return self._world.broadcast(self._run.read(name, kind, sealed=sealed) if self._run else None)
+    def read(self, name: str, kind: Any = dict, *, reader: Callable[[Path], Any] | None = None) -> Any:
+        return self._world.broadcast(self._run.read(name, kind, reader=reader) if self._run else None)
 
     def digest(self, name: str) -> Any:
         return self._world.broadcast(self._run.digest(name) if self._run else None)

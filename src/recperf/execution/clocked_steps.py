@@ -14,7 +14,7 @@ from ..distributed.shared_run import window_of
 from ..distributed.shares import own_part
 from ..measure.clocks import ClockReading, Reading, ThreadClock, components, spread, step_clock
 from ..measure.cost import Cost
-from ..measure.profile_records import SCHEMA, IdFacts, StepBudget
+from ..measure.profile_records import IdFacts, StepBudget
 from ..train.graph import GraphStep
 from ..train.loop import Recipe, take_step
 from .workload import Prepared, Trial
@@ -167,7 +167,6 @@ class ClockedSteps:
         count = self.counted
         costs = {name: Cost(round(cost.flops / count), round(cost.bytes / count)) for name, cost in self.costs.items()}
         budget = StepBudget(
-            schema=SCHEMA,
             device=subject.device,
             steps=len(self.clocked),
             warmup=self.warmup,

@@ -18,11 +18,11 @@ from ..measure.clocks import spread
 from ..measure.fixes import Fix
 from ..measure.peaks.other_work import OtherWork
 from ..measure.peaks.records import Peaks
-from ..measure.profile_records import Profile
 from ..measure.records import Advice, Percentiles
 from ..train.device import applied
 from ..train.loop import Recipe, take_step
 from .clocked_steps import endless
+from .measuring import MeasuredSteps
 from .workload import Workload
 
 EPOCHS_LATER = 4000
@@ -48,7 +48,7 @@ class Measured:
 def try_fixes(
     workload: Workload,
     config: Any,
-    profile: Profile,
+    measured: MeasuredSteps,
     fixes: list[Fix],
     peaks: Peaks,
     say: Callable[[str], None],
@@ -63,11 +63,12 @@ def try_fixes(
 
     say("trying fixes: measuring the step without any")
     base = measure(config)
-    doubt = predictions.too_busy(base.others) or predictions.drifted(profile.observed.step_ms, base.step)
-    predictor = predictions.Predictor(profile, peaks, doubt)
+    doubt = predictions.too_busy(base.others) or predictions.drifted(measured.seen.step_ms, base.step)
+    predictor = predictions.Predictor(measured.seen, measured.profile, measured.figures, peaks, doubt)
     fixes, rows = predictor.suggest(fixes)
+    on_cpu = measured.profile.device == "cpu"
     # On a GPU a faster kernel may show only once launches no longer limit the step; on a CPU nothing hides it.
-    worth = WORTH if profile.device == "cpu" else 0.0
+    worth = WORTH if on_cpu else 0.0
     accepted, unchanged = try_each(fixes, rows, measure, config, base, say, worth)
     combined = _compatible(accepted)
     if len(combined) < 2:
@@ -75,7 +76,7 @@ def try_fixes(
     say(f"trying {_switches(combined)}")
     whole = Fix(
         name="all together",
-        title="every fix that kept the losses" if profile.device != "cpu" else "every fix that was faster",
+        title="every fix that was faster" if on_cpu else "every fix that kept the losses",
         switch=_switches(combined),
         config=_merge(config, combined),
         tolerance=sum(fix.tolerance for fix in combined),

@@ -13,36 +13,39 @@ from msgspec.structs import asdict
 
 from ..distributed.ranks import current
 from ..jsonfile import sealed
+from ..machine import machine_facts
 from ..measure.attribution import attribute
-from ..measure.ceilings import ceilings_of_profile, hot_bytes, knees_of, ranks_sharing
+from ..measure.ceilings import Ceilings, ceilings_of_profile, hot_bytes, knees_of, ranks_sharing
 from ..measure.clocks import Counts, spread
 from ..measure.evidence import kernel_works, observed
 from ..measure.experiments import confirm as run_experiments
 from ..measure.experiments import hot_ids
 from ..measure.fixes import Fix, Predictor
-from ..measure.limits import part_ms, verdict_of
+from ..measure.limits import part_ms, ranks_sentence, tables_sentence
 from ..measure.observing import Observer
 from ..measure.operators import CallWork
 from ..measure.peaks import with_threads
 from ..measure.peaks.other_work import DISTURBED, OtherWork, not_judged
 from ..measure.peaks.records import Peaks
+from ..measure.profile import StepProfile, build_profile
 from ..measure.profile_records import (
     NARROWER_PAIR,
     PAIR_SCHEMA,
     ColdOverHot,
     MeasuringCost,
+    Missing,
     Pair,
     PairIds,
     PairLookups,
-    Profile,
     StepBudget,
-    StepFigures,
     TableTraffic,
+    WorkloadFigures,
 )
-from ..measure.records import Advice, Experiment, Observed, ObservedSteps
+from ..measure.records import Experiment, Observed, ObservedSteps
 from ..measure.trace.analyse import analyse
 from ..measure.trace.records import StepTables
-from ..runs.record import MEASURED, Run, profile_of
+from ..runs.evidence import profile_of
+from ..runs.record import MEASURED, Run
 from ..units import too_wide, wide_range
 from .clocked_steps import ClockedSteps, TrainingSteps, endless
 from .workload import Prepared, Trial
@@ -63,6 +66,7 @@ PAIR_LATER, OBSERVED_LATER, EXPERIMENTS_LATER = 1000, 5000, 6000
 """Epochs after training whose batches nothing else that is measured uses."""
 CONFIRM_SECONDS = 2.0
 """Time limit of the experiments at the end of a run."""
+SINGLE_PROCESS = "fixes are predicted and tried in a single process only"
 
 
 def measure_run(
@@ -75,12 +79,12 @@ def measure_run(
     if peaks is not None:
         require_threads(peaks, notice)
     trial = trial or prepared.trial(prepared.config.seed)
-    profile, pair, _ = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
-    if current().choose(True, several=False):
-        profile.advice = advise(prepared, profile, peaks)[1]
+    measured = measure_window(prepared, trial, peaks, confirm=CONFIRM_SECONDS)
+    advise(prepared, measured, peaks)
     # Files of an earlier start of this run would contradict the profile.
     run.remove(*MEASURED)
-    for name, content in (("peaks.json", peaks), ("pair.json", pair), ("profile.json", sealed(profile))):
+    contents = {"peaks.json": peaks, "pair.json": measured.pair, "profile.json": sealed(measured.profile)}
+    for name, content in contents.items():
         if content is not None:
             run.write(name, content)
 
@@ -88,15 +92,6 @@ def measure_run(
 def tables_of(observer: Observer | None) -> StepTables | None:
     """Tables from the trace of the observed steps; None where there is none."""
     return analyse(observer.trace) if observer is not None and observer.trace and observer.traced else None
-
-
-def advise(prepared: Prepared, profile: Profile, peaks: Peaks | None) -> tuple[list[Fix], list[Advice]]:
-    """The fixes of a workload by their predicted gain, with an advice about each; where there are none, a larger batch
-    if that helps."""
-    predictor = Predictor(profile, peaks)
-    switches, advice = predictor.suggest(prepared.fixes())
-    larger = None if advice else predictor.larger_batch()
-    return switches, advice if larger is None else [larger]
 
 
 def require_threads(peaks: Peaks, say: Callable[[str], None]) -> None:
@@ -107,11 +102,28 @@ def require_threads(peaks: Peaks, say: Callable[[str], None]) -> None:
 
 
 class MeasuredSteps(NamedTuple):
-    profile: Profile
+    profile: StepProfile
+    figures: WorkloadFigures
+    """Those of the profile."""
+    seen: Observed
+    """What the profile follows from."""
     pair: Pair | None
     """The matched pair, where there is one."""
     observer: Observer | None
     """None where observing failed."""
+
+
+def advise(prepared: Prepared, measured: MeasuredSteps, peaks: Peaks | None) -> list[Fix]:
+    """Advise the fixes of a workload by their predicted gain or, where it has none, a larger batch if that helps.
+    Returns the fixes."""
+    if not current().choose(True, several=False):
+        measured.figures.no_advice = Missing(SINGLE_PROCESS)
+        return []
+    predictor = Predictor(measured.seen, measured.profile, measured.figures, peaks)
+    fixes, advice = predictor.suggest(prepared.fixes())
+    larger = None if advice else predictor.larger_batch()
+    measured.profile.advice = advice if larger is None else [larger]
+    return fixes
 
 
 def measure_window(
@@ -130,7 +142,7 @@ def measure_window(
     """
     pair = measure_pair(prepared, trial, peaks) if confirm else None
     subject = TrainingSteps(prepared, trial, trial.recipe)
-    measured: list[tuple[StepFigures, Observer | None]] = []
+    measured: list[tuple[Observed, WorkloadFigures, Observer | None]] = []
     began = monotonic()
     while True:
         other_work = OtherWork()
@@ -141,28 +153,24 @@ def measure_window(
         clocked.take(count)
         budget = clocked.result()
         tables = TableTraffic(**tiers.facts(tiers.traffic.since(before))) if tiers and before else None
-        figures, observer = _observe(subject, budget, peaks, run)
+        seen, observer = _observe(subject, budget, peaks, run)
         # One share for verdict, claims, fixes and trust; of ranks each saw the work of the others while it observed.
-        shares = (share_of_others(subject, other_work), figures.other_work if subject.alone else None)
-        figures.other_work = max((share for share in shares if share is not None), default=None)
-        plain_ms, clocked_ms = figures.step_ms.p50, budget.step_ms.p50
-        step = StepFigures(
-            **asdict(budget),
-            observed=figures,
-            overhead=MeasuringCost(plain_ms, clocked_ms, clocked_ms / plain_ms - 1),
-            other_work=figures.other_work,
-            tables=tables,
-            experiments=[],
-        )
-        measured.append((step, observer))
+        shares = (share_of_others(subject, other_work), seen.other_work if subject.alone else None)
+        seen.other_work = max((share for share in shares if share is not None), default=None)
+        plain_ms, clocked_ms = seen.step_ms.p50, budget.step_ms.p50
+        cost = MeasuringCost(plain_ms, clocked_ms, clocked_ms / plain_ms - 1)
+        measured.append((seen, WorkloadFigures(**asdict(budget), overhead=cost, tables=tables), observer))
         # Without ceilings nothing is claimed about what limits a step.
-        quiet = peaks is None or (figures.other_work or 0.0) <= DISTURBED
+        quiet = peaks is None or (seen.other_work or 0.0) <= DISTURBED
         if not subject.alone or quiet or monotonic() - began > REPEAT_SECONDS:
             break
-    quietest, observer = min(measured, key=lambda one: one[0].other_work or 0.0)
-    quietest.experiments = _experiments(subject, quietest, peaks, pair, confirm)
-    limits, verdict = verdict_of(quietest, peaks)
-    return MeasuredSteps(Profile(**asdict(quietest), shares=limits, verdict=verdict), pair, observer)
+    seen, figures, observer = min(measured, key=lambda one: one[0].other_work or 0.0)
+    ceilings = ceilings_of_profile(figures, peaks)
+    experiments = _experiments(subject, seen, ceilings, peaks, pair, confirm)
+    profile = build_profile(seen, ceilings, None, experiments, machine_facts())
+    profile.verdict.because += filter(None, [ranks_sentence(figures.communication), tables_sentence(figures)])
+    profile.workload = figures
+    return MeasuredSteps(profile, figures, seen, pair, observer)
 
 
 def share_of_others(subject: TrainingSteps, other_work: OtherWork) -> float | None:
@@ -226,25 +234,25 @@ def _observed(subject: TrainingSteps, observer: Observer, step: Callable[[Iterat
 
 def _experiments(
     subject: TrainingSteps,
-    figures: StepFigures,
+    seen: Observed,
+    ceilings: Ceilings | None,
     peaks: Peaks | None,
     pair: Pair | None,
     seconds: float,
 ) -> list[Experiment]:
     """Experiments that confirm the verdict: those that a step allows, and its matched pair."""
-    observed = figures.observed
-    attribution = attribute(observed, ceilings_of_profile(figures, peaks))
+    attribution = attribute(seen, ceilings)
     rows = []
     if pair is not None:
         rows.append(hot_ids(pair.hot.step_ms, pair.cold.step_ms, attribution.random))
     # A CUDA graph takes batches of one size only.
-    if not seconds or not subject.alone or subject.eager or not observed.operators:
+    if not seconds or not subject.alone or subject.eager or not seen.operators:
         return rows
     # The iterator has to live: rows of a batch in tiers may leave their cache once it is closed.
     batches = endless(subject.order, subject.first_epoch + EXPERIMENTS_LATER)
     batch = next(batches)
     step = lambda batch: subject.step(iter([batch]))  # noqa: E731
-    return rows + run_experiments(step, batch, True, attribution, observed, seconds, peaks=peaks)
+    return rows + run_experiments(step, batch, True, attribution, seen, seconds, peaks=peaks)
 
 
 def measure_pair(prepared: Prepared, trial: Trial, peaks: Peaks | None) -> Pair | None:

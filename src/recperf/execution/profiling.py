@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from ..config import to_json
 from ..distributed.ranks import current
@@ -20,18 +19,18 @@ from ..distributed.shares import own_part
 from ..machine import machine_facts
 from ..measure import limits
 from ..measure.experiments import SECONDS
-from ..measure.limits import swept_ms
 from ..measure.observing import Observer
 from ..measure.peaks.records import Peaks
+from ..measure.profile import StepProfile, swept_ms
 from ..measure.profile_records import (
     Communication,
     Idle,
     Kernels,
     MeasuringCost,
     Missing,
-    Profile,
     SavedTrace,
     Trust,
+    WorkloadFigures,
 )
 from ..measure.trace.records import StepTables
 from ..runs.record import packages
@@ -44,7 +43,6 @@ from .workload import Trial, Workload
 TABLES_LATER = 3000
 """Epochs after training whose batches nothing else in a profile uses."""
 NOT_TRACED = "no step was traced"
-SINGLE_PROCESS = "fixes are predicted and tried in a single process only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class ProfileOptions:
 
 def profile(
     workload: Workload, config: Any, peaks: Peaks | None, options: ProfileOptions, say: Callable[[str], None]
-) -> Profile:
+) -> StepProfile:
     """Measure everything.
 
     All ranks measure and record the same steps. Figures about a single rank are those of the slowest one.
@@ -74,36 +72,26 @@ def profile(
         trial = prepared.trial(config.seed)
         if peaks is not None:
             require_threads(peaks, say)
-        result, _, observer = measure_window(
-            prepared, trial, peaks, steps=options.steps, confirm=options.confirm, run=options.run
-        )
-        slowest = result.communication.slowest if result.communication else 0
-        traced: StepTables | None = world.broadcast(tables_of(observer), slowest)
-        trace = world.broadcast(_save_trace(observer, options.trace), slowest)
+        measured = measure_window(prepared, trial, peaks, steps=options.steps, confirm=options.confirm, run=options.run)
+        profile, figures = measured.profile, measured.figures
+        slowest = figures.communication.slowest if figures.communication else 0
+        traced: StepTables | None = world.broadcast(tables_of(measured.observer), slowest)
+        trace = world.broadcast(_save_trace(measured.observer, options.trace), slowest)
         touched = world.broadcast(_touched(trial), slowest)
         tables = trial.tables()
-    result = replace(
-        result,
-        kind="profile",
-        workload=workload.name,
-        switches=dict(prepared.settings.reasons),
-        kernels=traced.kernels if traced else Kernels(missing=NOT_TRACED),
-        idle=traced.idle if traced else Idle(missing=NOT_TRACED),
-        transfers=traced.transfers if traced else Missing(NOT_TRACED),
-        roofline=limits.roofline(result, peaks),
-        embeddings=limits.embeddings(result.ids.row_bytes, tables, touched),
-        communication=result.communication or Communication(missing="one rank"),
-        trace=trace,
-    )
+    figures.name, figures.switches = workload.name, dict(prepared.settings.reasons)
+    profile.kernels = traced.kernels if traced else Kernels(missing=NOT_TRACED)
+    profile.idle = traced.idle if traced else Idle(missing=NOT_TRACED)
+    profile.transfers = traced.transfers if traced else Missing(NOT_TRACED)
+    figures.roofline = limits.roofline(figures, peaks)
+    figures.embeddings = limits.embeddings(figures.ids.row_bytes, tables, touched)
+    figures.communication = figures.communication or Communication(missing="one rank")
+    figures.trace, figures.trust = trace, _trust(figures, config, traced)
     del trial
-    if world.choose(True, several=False):
-        ranked, result.advice = advise(prepared, result, peaks)
-        if options.try_fixes and ranked and peaks is not None:
-            result.advice = try_fixes(workload, config, result, ranked, peaks, say)
-    else:
-        result.advice = Missing(SINGLE_PROCESS)
-    result.trust = _trust(result, config, traced)
-    return result
+    ranked = advise(prepared, measured, peaks)
+    if options.try_fixes and ranked and peaks is not None:
+        profile.advice = try_fixes(workload, config, measured, ranked, peaks, say)
+    return profile
 
 
 def _save_trace(observer: Observer | None, path: Path | None) -> SavedTrace | None:
@@ -118,13 +106,13 @@ def _touched(trial: Trial) -> list[torch.Tensor]:
     return [trial.rows_of(own_part(batch)).cpu() for batch in islice(batches, 4)]
 
 
-def _trust(result: Profile, config: Any, traced: StepTables | None) -> Trust:
-    plain, traced_ms = result.overhead.plain_ms, traced.window.wall_ms if traced else 0.0
+def _trust(figures: WorkloadFigures, config: Any, traced: StepTables | None) -> Trust:
+    plain, traced_ms = figures.overhead.plain_ms, traced.window.wall_ms if traced else 0.0
     return Trust(
         tracing=MeasuringCost(plain, traced_ms, traced_ms / plain - 1) if traced else None,
         seed=config.seed,
         versions={**packages(), "cuda": torch.version.cuda},
-        clocks=_clocks() if result.device != "cpu" else None,
+        clocks=_clocks() if figures.device != "cpu" else None,
     )
 
 
@@ -156,17 +144,18 @@ def sweep(
         prepared = workload.prepare(config)
         with applied(prepared.settings):
             trial = prepared.trial(config.seed)
-            profile, *_ = measure_window(prepared, trial, peaks, steps=SWEPT_STEPS)
+            profile = measure_window(prepared, trial, peaks, steps=SWEPT_STEPS).profile
         del trial
         rows.append({"settings": settings, "config": to_json(config), "profile": profile})
     parts = shown_parts([row["profile"] for row in rows])
-    facts = {"schema": 2, "workload": workload.name, "machine": machine_facts(), "parts": parts}
+    facts = {"schema": 3, "workload": workload.name, "machine": machine_facts(), "parts": parts}
     return {**facts, "rows": rows, "fits": fits(rows, parts)}
 
 
-def shown_parts(profiles: list[Profile]) -> list[str]:
+def shown_parts(profiles: list[StepProfile]) -> list[str]:
     """The step, and its lookups or, in a workload that names no part so, the largest part of all profiles."""
-    names = set.intersection(*({part.name for part in profile.components} for profile in profiles))
+    figures = [profile.workload for profile in profiles if profile.workload is not None]
+    names = set.intersection(*({part.name for part in one.components} for one in figures))
     if "embedding" in names or not names:
         return ["step", *(names & {"embedding"})]
     return ["step", max(names, key=lambda name: sum(swept_ms(profile, name).p50 for profile in profiles))]

@@ -26,8 +26,8 @@ from ..folders import refuse_foreign
 from ..jsonfile import as_json
 from ..machine import machine_facts
 from ..runs.derive import meets, result_of
-from ..runs.evidence import Evidence, differences, seal
-from ..runs.record import JOB, MEASURED, Busy, Run, checkout, now, packages, profile_of, read_config, read_saved_config
+from ..runs.evidence import Evidence, differences, profile_of, seal
+from ..runs.record import JOB, MEASURED, Busy, Run, checkout, now, packages, read_config, read_saved_config
 from ..runs.result import SCHEMA, Change, Data, Result, Target, Verified, checked
 from ..runs.result import TrialResult as TrialFile
 from ..runs.resume import (

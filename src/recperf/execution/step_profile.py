@@ -22,24 +22,21 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from msgspec.structs import asdict
 from torch import nn
 from torch.utils.data import IterableDataset
 
 from ..errors import UsageError
-from ..jsonfile import as_json
 from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
-from ..measure.advice_rules import explain
 from ..measure.attribution import attribute
 from ..measure.ceilings import Ceilings, ceilings_of, knees_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.observing import SHORT, Observer
 from ..measure.peaks.records import Peaks
-from ..measure.profile import KIND, SCHEMA
+from ..measure.profile import build_profile
 from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
-from ..measure.records import Attribution, Experiment, Observed, ObservedSteps, ProgramFacts, TimingCost
+from ..measure.records import Attribution, Experiment, Observed, ProgramFacts
 from ..measure.saved_state import SavedState
 from ..runs.step_report import Report
 
@@ -154,27 +151,10 @@ class Profiler:
         observed = observed_by(self.observer)
         ceilings = self._ceilings(observed.device, observed.threads)
         experiments = self._experiment(attribute(observed, ceilings), observed) if self._experiment else []
-        facts = self._facts(observed.threads)
-        return Report(
-            kind=KIND,
-            schema=SCHEMA,
-            **asdict(explain(observed, ceilings, facts, experiments)),
-            parts=observed.parts,
-            native=observed.native,
-            sampling=observed.sampling,
-            program_facts=facts,
-            experiments=experiments,
-            waits=observed.waits,
-            steps=observed.steps or ObservedSteps(0, 0, 0),
-            steps_trained=self.observer.seen - self._undone,
-            device=observed.device,
-            threads=observed.threads,
-            other_work=observed.other_work,
-            overhead=observed.overhead or TimingCost(0.0, 0.0),
-            machine=machine_facts(),
-            ceilings=as_json(ceilings),
-            own_cpu_s=process_time() - cpu + self.observer.traced_cpu_ns / 1e9,
-        )
+        profile = build_profile(observed, ceilings, self._facts(observed.threads), experiments, machine_facts())
+        profile.steps_trained = self.observer.seen - self._undone
+        profile.own_cpu_s = process_time() - cpu + self.observer.traced_cpu_ns / 1e9
+        return Report.of(profile)
 
     def _facts(self, threads: int) -> ProgramFacts:
         model = self.observer.model

@@ -46,11 +46,12 @@ FAR = 0.3
 
 
 def explain(
-    seen: Observed, ceilings: Ceilings | None, facts: ProgramFacts, experiments: list[Experiment] | None = None
+    seen: Observed, ceilings: Ceilings | None, facts: ProgramFacts | None, experiments: list[Experiment] | None = None
 ) -> Explanation:
     """All that rules make of a step, from records alone: its division among limits, the verdict, places and advice.
 
     What was observed, counted and measured is complete before; nothing here reads a clock, a file or the program.
+    Without `facts` there is no advice.
     """
     attribution = attribute(seen, ceilings)
     return Explanation(
@@ -58,7 +59,7 @@ def explain(
         shares=attribution.shares,
         operators=attribution.operators,
         places=place_rows(attribution.operators, attribution.shares, seen),
-        advice=advise(AdviceFacts(seen, attribution.operators, ceilings, facts)),
+        advice=advise(AdviceFacts(seen, attribution.operators, ceilings, facts)) if facts else [],
         step_ms=seen.step_ms,
         notes=seen.notes,
         timeline=seen.timeline,

@@ -13,13 +13,12 @@ from msgspec.structs import replace
 from ..machine import usable_cores
 from .advice import AdviceFacts
 from .advice import larger_batch as larger_batch_of
-from .attribution import attribute
 from .ceilings import ceilings_of_profile
 from .peaks.other_work import DISTURBED
 from .peaks.records import Peaks
-from .profile_records import Component, Profile
+from .profile_records import Component, WorkloadFigures
 from .program_facts import optimizer_of
-from .records import Advice, DividedOperator, LoaderFacts, Percentiles, ProgramFacts
+from .records import Advice, DividedOperator, Explanation, LoaderFacts, Observed, Percentiles, ProgramFacts
 from .spans import kind_of
 
 OF_CEILING = 0.5
@@ -76,14 +75,19 @@ def drifted(before: Percentiles, after: Percentiles) -> str | None:
 class Predictor:
     """Predicts fixes of a profiled step. `doubt` is why no gain is predicted, None where it is."""
 
-    def __init__(self, profile: Profile, peaks: Peaks | None, doubt: str | None = None) -> None:
-        ceilings = ceilings_of_profile(profile, peaks)
-        loader = LoaderFacts(0, False, profile.batch_size)
-        facts = ProgramFacts(threads=profile.threads, cores=usable_cores(), loader=loader)
-        operators = attribute(profile.observed, ceilings).operators
-        self.evidence = AdviceFacts(profile.observed, operators, ceilings, facts)
-        self.batch_size, self.components = profile.batch_size, profile.components
-        self.doubt = doubt or too_busy(profile.other_work)
+    def __init__(
+        self,
+        seen: Observed,
+        profile: Explanation,
+        figures: WorkloadFigures,
+        peaks: Peaks | None,
+        doubt: str | None = None,
+    ) -> None:
+        loader = LoaderFacts(0, False, figures.batch_size)
+        facts = ProgramFacts(threads=figures.threads, cores=usable_cores(), loader=loader)
+        self.evidence = AdviceFacts(seen, profile.operators, ceilings_of_profile(figures, peaks), facts)
+        self.batch_size, self.components = figures.batch_size, figures.components
+        self.doubt = doubt or too_busy(seen.other_work)
 
     def suggest(self, fixes: Sequence[Fix]) -> tuple[list[Fix], list[Advice]]:
         """Fixes by their predicted gain, with an advice about each; none without ceilings or observed operators."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..errors import DataError
 from ..units import percent, size, time
-from .attribution import BELIEVED, attribute, divided_ms
+from .attribution import BELIEVED, divided_ms
 from .ceilings import Ceilings, ceilings_of_profile
 from .limit_kinds import DOES_NOT_APPLY, LIMITS, Evidence, limits_by
 from .peaks.other_work import DISTURBED
@@ -22,8 +22,8 @@ from .profile_records import (
     Missing,
     RooflinePoint,
     StepBudget,
-    StepFigures,
     TableLookups,
+    WorkloadFigures,
 )
 from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles, Verdict
 from .trace.read import summed
@@ -105,15 +105,6 @@ def _contradictions(experiments: list[Experiment]) -> list[str]:
     return doubts
 
 
-def verdict_of(figures: StepFigures, peaks: Peaks | None) -> tuple[dict[str, float], Verdict]:
-    """The shares of a workload's step and what limits it, from what was measured; the same for anyone who has both."""
-    ceilings = ceilings_of_profile(figures, peaks)
-    attribution = attribute(figures.observed, ceilings)
-    verdict = decide(attribution, figures.observed, ceilings, figures.experiments)
-    verdict.because += filter(None, [ranks_sentence(figures.communication), tables_sentence(figures)])
-    return attribution.shares, verdict
-
-
 def ranks_sentence(communication: Communication | None) -> str:
     """The slowest rank and what waiting costs; empty for a single rank."""
     if communication is None or not communication.each:
@@ -133,7 +124,7 @@ def ranks_sentence(communication: Communication | None) -> str:
     )
 
 
-def tables_sentence(figures: StepFigures) -> str:
+def tables_sentence(figures: WorkloadFigures) -> str:
     """What moved between the tiers of tables and how long steps waited for it; empty where they lie on the device."""
     tables = figures.tables
     if tables is None:
@@ -308,8 +299,3 @@ def part_ms(profile: StepBudget, name: str) -> Percentiles:
     if name not in parts:
         raise DataError(f"the profile has no part {name!r}", where={"parts": ", ".join(parts)})
     return parts[name]
-
-
-def swept_ms(profile: StepFigures, name: str) -> Percentiles:
-    """What a sweep shows of a profile: its "step" without timers, its parts with them."""
-    return profile.observed.step_ms if name == "step" else part_ms(profile, name)

@@ -1,31 +1,34 @@
-"""The record of a profile: the same for a step, a loop, a program, a trace and a workload. It is what --json prints.
-Torch-free.
+"""The record of a profile, as it is passed around, written to profile.json and printed by --json: the same for a step,
+a loop, a program, a trace and a workload. Torch-free.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ..jsonfile import Count, Number, as_json
-from .attribution import attribute
-from .ceilings import ceilings_of_profile
-from .peaks.records import Peaks
-from .profile_records import Profile, WorkloadFigures
+from .advice_rules import explain
+from .ceilings import Ceilings
+from .limits import part_ms
+from .profile_records import Idle, Kernels, Missing, Transfer, WorkloadFigures
 from .records import (
     Experiment,
     Explanation,
     NativeCode,
+    Observed,
     ObservedSteps,
     PartTime,
+    Percentiles,
     ProgramFacts,
     Sampling,
     TimingCost,
 )
-from .rows import place_rows
 from .trace.records import TraceAnalysis
 
 KIND = "step profile"
-SCHEMA = 1
+SCHEMA = 3
 
 
 class StepProfile(Explanation, kw_only=True):
@@ -52,48 +55,55 @@ class StepProfile(Explanation, kw_only=True):
     overhead: TimingCost
     machine: dict[str, Any]
     ceilings: dict[str, Any] | None
-    own_cpu_s: Number
+    own_cpu_s: Number = 0.0
     program: dict[str, Any] | None = None
     """The script and its arguments, where a program was profiled."""
     preempted: Number | None = None
     """Share of the time in which the thread of the steps waited for a core."""
+    kernels: Kernels | None = None
+    idle: Idle | None = None
+    transfers: list[Transfer] | Missing | None = None
+    """The device in traced steps, in the profile of a trace and of `recperf profile WORKLOAD`."""
     trace: TraceAnalysis | None = None
-    """The tables of the trace, where one was analysed."""
+    """What only the profile of a trace has."""
     workload: WorkloadFigures | None = None
-    """The other sections of the profile of a workload."""
+    """What only the profile of a workload has."""
 
 
-def of_workload(profile: Profile, peaks: Peaks | None, machine: dict[str, Any] | None) -> StepProfile:
-    """The profile of a workload as that of any step, with the machine and the ceilings that other files have."""
-    observed, ceilings = profile.observed, ceilings_of_profile(profile, peaks)
-    figures = {name: getattr(profile, name) for name in WorkloadFigures.__struct_fields__}
-    advice = profile.advice if isinstance(profile.advice, list) else []
-    # Advice that was given stands in the report itself, the reason why there is none in its section.
-    figures["advice"] = [] if isinstance(profile.advice, list) else profile.advice
+def build_profile(
+    seen: Observed,
+    ceilings: Ceilings | None,
+    facts: ProgramFacts | None,
+    experiments: list[Experiment] | None,
+    machine: dict[str, Any],
+) -> StepProfile:
+    """The profile of observed steps. What only its source knows, the source sets afterwards.
+
+    `facts` are those behind advice: without them none is given. `experiments` is None where none could be run.
+    """
     return StepProfile(
         kind=KIND,
         schema=SCHEMA,
-        verdict=profile.verdict,
-        shares=profile.shares,
-        operators=attribute(observed, ceilings).operators,
-        places=place_rows([], profile.shares, observed),
-        advice=advice,
-        step_ms=observed.step_ms,
-        notes=observed.notes,
-        timeline=observed.timeline,
-        parts=observed.parts,
-        native=observed.native,
-        sampling=observed.sampling,
-        experiments=profile.experiments,
-        waits=observed.waits,
-        steps=observed.steps or ObservedSteps(0, 0, 0),
-        device=profile.device,
-        threads=profile.threads,
-        other_work=profile.other_work,
-        overhead=observed.overhead or TimingCost(0.0, 0.0),
-        machine=machine or {},
+        **asdict(explain(seen, ceilings, facts, experiments)),
+        parts=seen.parts,
+        native=seen.native,
+        sampling=seen.sampling,
+        program_facts=facts,
+        experiments=experiments or [],
+        waits=seen.waits,
+        steps=seen.steps or ObservedSteps(0, 0, 0),
+        device=seen.device,
+        threads=seen.threads,
+        other_work=seen.other_work,
+        overhead=seen.overhead or TimingCost(0.0, 0.0),
+        machine=machine,
         ceilings=as_json(ceilings),
-        own_cpu_s=0.0,
-        preempted=observed.preempted,
-        workload=WorkloadFigures(**figures),
+        preempted=seen.preempted,
     )
+
+
+def swept_ms(profile: StepProfile, name: str) -> Percentiles:
+    """What a sweep shows of the profile of a workload: its "step" without timers, its parts with them."""
+    if name == "step" or profile.workload is None:
+        return profile.step_ms
+    return part_ms(profile.workload, name)

@@ -1,11 +1,11 @@
-"""Records of a profile, as they are passed around and written to profile.json and pair.json. Torch-free."""
+"""Records of the sections of a profile and of pair.json, as they are passed around and written to files. Torch-free."""
 
 from __future__ import annotations
 
 from ..jsonfile import Count, Number, Struct
-from .records import Advice, Experiment, Observed, Percentiles, Verdict
+from .records import Percentiles
 
-SCHEMA, PAIR_SCHEMA = 2, 1
+PAIR_SCHEMA = 1
 NARROWER_PAIR = "measure it on a quiet machine or with a larger --train.batch-size"
 """What narrows the ranges of a pair: both come from readings of lookups."""
 
@@ -214,7 +214,6 @@ class MeasuringCost(Struct):
 class StepBudget(Struct, kw_only=True):
     """The time of a step by part; an arm of a pair."""
 
-    schema: int
     device: str
     steps: int
     warmup: int
@@ -280,41 +279,22 @@ class Trust(Struct):
 
 
 class WorkloadFigures(StepBudget, kw_only=True):
-    """What the profile of a workload tells beside the limits of its step. The sections from `workload` on are those of
-    recperf profile; a run has none of them."""
+    """What the profile of a workload tells beside what that of any step does. The sections from `name` on are those of
+    recperf profile; a run has none of them but `no_advice`."""
 
     overhead: MeasuringCost
     """Of clocked steps, relative to the plain ones that were observed."""
     tables: TableTraffic | None = None
     """What moved between the tiers of tables; None: they lie on the device."""
-    workload: str | None = None
+    name: str | None = None
     preset: str | None = None
     switches: dict[str, str] = {}
-    kernels: Kernels | None = None
-    idle: Idle | None = None
-    transfers: list[Transfer] | Missing | None = None
     roofline: list[RooflinePoint] | Missing | None = None
     embeddings: EmbeddingShare | None = None
     trace: SavedTrace | None = None
-    advice: list[Advice] | Missing | None = None
+    no_advice: Missing | None = None
+    """Why the profile has no advice."""
     trust: Trust | None = None
-
-
-class StepFigures(WorkloadFigures, kw_only=True):
-    """What was measured of a step, from which its verdict follows."""
-
-    observed: Observed
-    experiments: list[Experiment]
-    other_work: Number | None = None
-    """Share of the cores that others took."""
-
-
-class Profile(StepFigures, kw_only=True):
-    """profile.json of a workload or a run: what was measured, and what follows from it."""
-
-    shares: dict[str, Number]
-    verdict: Verdict
-    kind: str | None = None
 
 
 class ColdOverHot(Struct):

@@ -11,18 +11,16 @@ from pathlib import Path
 from platform import node
 from statistics import median
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from ..jsonfile import as_json
-from .advice_rules import explain
 from .ceilings import Ceilings, ceilings_of
 from .limit_kinds import Evidence, limits_by
 from .limits import UNCLEAR, UNDECIDED
 from .operators import CallWork
 from .peaks.records import Peaks
-from .profile import KIND, SCHEMA, StepProfile
+from .profile import StepProfile, build_profile
 from .program_facts import facts_of_rows
-from .records import Explanation, Observed, ObservedSteps, ProgramFacts, TimingCost, Verdict
+from .records import Observed, ObservedSteps, Verdict
 from .rows import operator_rows, part_rows, trace_places, unknown_work
 from .timeline import OperatorCall, step_times, traced_step
 from .trace.analyse import analyse, device_name, facts_of, read_one, steps_of
@@ -61,28 +59,14 @@ def analyse_file(path: Path, peaks: Peaks | None = None, *, chosen: bool = False
     if trace.ignored - trace.untimed > UNKNOWN_KINDS * trace.events:
         doubts.append("the trace has many events of unknown kinds, perhaps of a device that recperf does not know")
     seen = observed(trace, nesting, window, ceilings)
-    facts_known = facts_of_rows(seen.operators)
-    profile = StepProfile(
-        kind=KIND,
-        schema=SCHEMA,
-        **asdict(explained(seen, ceilings, facts_known, doubts)),
-        parts=part_rows(seen.operators),
-        program_facts=facts_known,
-        experiments=[],
-        waits=seen.waits,
-        steps=ObservedSteps(window.count, 0, window.count),
-        device=device,
-        threads=0,
-        other_work=seen.other_work,
-        overhead=TimingCost(0.0, 0.0),
-        machine={name: value for name, value in (("torch", facts.torch), ("host", facts.host)) if value},
-        ceilings=as_json(ceilings),
-        own_cpu_s=0.0,
-        trace=TraceAnalysis(
-            **asdict(analyse(trace, (nesting, window), facts)),
-            ceilings_of=whose(device, facts.host, peaks, measured=ceilings is not None, chosen=chosen),
-        ),
-    )
+    machine = {name: value for name, value in (("torch", facts.torch), ("host", facts.host)) if value}
+    profile = build_profile(seen, ceilings, facts_of_rows(seen.operators), None, machine)
+    profile.verdict = qualified(profile.verdict, profile.shares, seen, ceilings, doubts)
+    profile.device, profile.steps = device, ObservedSteps(window.count, 0, window.count)
+    tables = analyse(trace, (nesting, window), facts)
+    profile.kernels, profile.idle, profile.transfers = tables.kernels, tables.idle, tables.transfers
+    profile.trace = TraceAnalysis(**{name: getattr(tables, name) for name in TraceAnalysis.__struct_fields__})
+    profile.trace.ceilings_of = whose(device, facts.host, peaks, measured=ceilings is not None, chosen=chosen)
     profile.notes += [trace.part] if trace.part else []
     return profile
 
@@ -102,15 +86,6 @@ def whose(device: str, host: str | None, peaks: Peaks | None, *, measured: bool,
         if not chosen and host is not None and host != node():
             text += f"; the trace was recorded on the host {host}: --peaks FILE takes the ceilings of that machine"
     return text
-
-
-def explained(
-    seen: Observed, ceilings: Ceilings | None, facts: ProgramFacts, doubts: Iterable[str] = ()
-) -> Explanation:
-    """What limits the steps of a trace: verdict, shares, operators with their limits, advice."""
-    result = explain(seen, ceilings, facts)
-    result.verdict = _qualified(result.verdict, result.shares, seen, ceilings, doubts)
-    return result
 
 
 def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> Observed:
@@ -153,6 +128,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         step_ms=spread(all_steps),
         waits={name: us / 1e3 / window.count for name, us in waits.items()},
         operators=operators,
+        parts=part_rows(operators),
         other_work=others,
         notes=notes,
         places=places,
@@ -202,7 +178,7 @@ class _Works:
                 call.work = replace(call.work, fresh=written)  # type: ignore[type-var]
 
 
-def _qualified(
+def qualified(
     verdict: Verdict, shares: dict[str, float], seen: Observed, ceilings: Ceilings | None, more: Iterable[str]
 ) -> Verdict:
     """What a trace alone cannot know lowers the confidence, or makes the verdict unclear."""

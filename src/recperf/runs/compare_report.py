@@ -160,8 +160,8 @@ def html_of_runs(*runs: Evidence) -> str:
         for section in [section for section in one.sections if section.key == "timeline"]:
             one.sections.remove(section)
             steps += [Text(name, "label"), *section.blocks]
-        if run.profile:
-            bars.append((name, [charts.BarPart(part.name, part.share) for part in in_order(run.profile.components)]))
+        if run.figures:
+            bars.append((name, [charts.BarPart(part.name, part.share) for part in in_order(run.figures.components)]))
     sections = report(comparison).sections
     if bars:
         label = "Share of each part in a training step, one bar per run"

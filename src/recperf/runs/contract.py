@@ -208,7 +208,8 @@ def limits_lead(*names: str, cached_rows: bool = False, called: str = "") -> Cla
 
     def holds(evidence: Evidence) -> Finding:
         profile, peaks = needed(evidence.profile, "profile.json"), needed(evidence.peaks, "peaks.json")
-        held = cached_rows and cache_holds(peaks, profile.device, profile.ids.unique_rows * profile.ids.row_bytes)
+        ids = needed(evidence.figures, "profile.json").ids
+        held = cached_rows and cache_holds(peaks, profile.device, ids.unique_rows * ids.row_bytes)
         counted = (*names, "cache") if held else names
         own = sum(profile.shares.get(name, 0.0) for name in counted)
         second, other = max(
@@ -217,7 +218,7 @@ def limits_lead(*names: str, cached_rows: bool = False, called: str = "") -> Cla
         shown = f"{called or ' with '.join(counted)} {own:.0%} of the step, {second} {other:.0%}"
         if held:
             shown += "; the cache holds the rows of a step"
-        ceilings, step = measured_beside(peaks, profile.device, profile.observed.threads), profile.observed.step_ms
+        ceilings, step = measured_beside(peaks, profile.device, profile.threads), profile.step_ms
         vary = (step.p80 - step.p20) / (2 * step.p50) if step.p50 else 0.0
         if abs(own - other) < vary * own:
             return Finding(holds=None, detail=f"not judged: steps vary by {vary:.0%} ({shown})")

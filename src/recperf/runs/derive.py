@@ -17,7 +17,7 @@ from typing import Any
 from ..measure.ceilings import ceilings_of_profile
 from ..measure.peaks.other_work import DISTURBED
 from ..measure.peaks.records import Peaks
-from ..measure.profile_records import Profile
+from ..measure.profile_records import WorkloadFigures
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
 from ..tasks import AUC, NDCG, ORACLES, baseline_to_beat, of
@@ -69,8 +69,8 @@ def result_of(
     config, data, progress = evidence.config, evidence.data, evidence.progress
     speed = speed_of(evidence.events(Timing))
     performance = Performance(device=device, settings=settings, **speed, budget=None)
-    if profile := evidence.profile:
-        performance.budget, performance.mfu = budget_of(profile), mfu(profile, evidence.peaks, speed["steady"])
+    if figures := evidence.figures:
+        performance.budget, performance.mfu = budget_of(figures), mfu(figures, evidence.peaks, speed["steady"])
     return Result(
         schema=SCHEMA,
         workload=config.workload,
@@ -147,14 +147,14 @@ def bounds(
             yield f"{name} {metrics[name]:.4f} (at least {bound:g})", metrics[name] >= bound
 
 
-def mfu(profile: Profile, peaks: Peaks | None, steady: Throughput | None) -> float | None:
+def mfu(figures: WorkloadFigures, peaks: Peaks | None, steady: Throughput | None) -> float | None:
     """FLOPs per second at the steady throughput, as a share of the machine's fastest matrix product in that precision
     and with as many threads; a sample has the FLOPs that were counted for those of the measured batches."""
-    ceilings = ceilings_of_profile(profile, peaks)
-    peak = ceilings.flops.get(profile.precision) if ceilings else None
+    ceilings = ceilings_of_profile(figures, peaks)
+    peak = ceilings.flops.get(figures.precision) if ceilings else None
     if steady is None or not peak:
         return None
-    per_sample = sum(part.flops or 0 for part in profile.components) / profile.batch_size
+    per_sample = sum(part.flops or 0 for part in figures.components) / figures.batch_size
     return per_sample * steady.samples_per_s / peak
 
 
@@ -212,10 +212,10 @@ def difference(rate: Throughput, steady: list[Timing], times: list[float], p50: 
     return f"{abs(ratio - 1):.0%} {sense} {batch:,} samples per median step: {'; '.join(stated)}"
 
 
-def budget_of(profile: Profile) -> dict[str, float] | None:
+def budget_of(figures: WorkloadFigures) -> dict[str, float] | None:
     """The share of each part of a step, from the steps measured after training: the one source for every report."""
     budget: dict[str, float] = {}
-    for row in profile.components:
+    for row in figures.components:
         # The spans of a model are declared only where its workload is loaded.
         part = budget_part(row.name, default="backward" if row.phase == "backward" else row.name)
         budget[part] = budget.get(part, 0.0) + row.share

@@ -16,16 +16,17 @@ from typing import Any, TypeVar
 
 from ..errors import DataError
 from ..files import digest_of, open_regular, reading, write_json
-from ..jsonfile import Problem, Struct, as_json, fit
+from ..jsonfile import Problem, Struct, as_json, fit, read, require, require_unchanged
 from ..measure.peaks import SCHEMA as PEAKS_SCHEMA
 from ..measure.peaks import require_own
 from ..measure.peaks.records import Peaks
-from ..measure.profile_records import PAIR_SCHEMA, Component, Pair, Profile
-from ..measure.profile_records import SCHEMA as PROFILE_SCHEMA
+from ..measure.profile import KIND, StepProfile
+from ..measure.profile import SCHEMA as PROFILE_SCHEMA
+from ..measure.profile_records import PAIR_SCHEMA, Component, Pair, WorkloadFigures
 from ..measure.trace.file import looks_like_trace
 from ..tasks import chosen_evaluation, merit, of
 from ..train.checkpoint_folder import StoredFile, file_fault
-from .record import PROFILE_MARK, read_saved_config
+from .record import PROFILE_MARK, Run, read_saved_config
 from .result import SCHEMA, Data, Evaluation, Metrics, Result, TrialResult
 from .schemas import BadEvent, Event, Machine, Progress, SavedConfig, Scores, Step, parse_events, read_file
 
@@ -126,8 +127,18 @@ class Evidence:
         return self.file("machine.json", dict[str, Any])
 
     @cached_property
-    def profile(self) -> Profile | None:
+    def profile(self) -> StepProfile | None:
         return read_profile(self.folder / "profile.json") if self.has("profile.json") else None
+
+    @property
+    def figures(self) -> WorkloadFigures | None:
+        """What only the profile of a workload has; None where the run has no profile."""
+        if self.profile is None:
+            return None
+        if self.profile.workload is None:
+            what = "the profile of this run is that of another step"
+            raise DataError(what, where={"file": self.folder / "profile.json"}, fix="restore the file")
+        return self.profile.workload
 
     @cached_property
     def pair(self) -> Pair | None:
@@ -227,9 +238,26 @@ def read_peaks(path: Path, machine: dict[str, Any] | None = None) -> Peaks | Non
     return peaks
 
 
-def read_profile(path: Path) -> Profile:
-    profile = read_file(path, Profile, PROFILE_SCHEMA, sealed=True)
-    _require_shares(path, profile.components, "components")
+def read_profile(path: Path) -> StepProfile:
+    """The profile in a file; one of another version, or that was changed after it was written, is refused."""
+    content = read(path, named=True)
+    # Before schema 3, profiles of workloads had another form.
+    if not isinstance(content, dict) or not (content.get("kind") == KIND or "observed" in content):
+        fix = "name a profile.json that recperf run or recperf profile wrote"
+        raise DataError("this file is not a profile of a step", where={"file": path}, fix=fix)
+    if content.get("schema") != PROFILE_SCHEMA:
+        what = f"{path.name} has schema {content.get('schema')!r}; this recperf reads {PROFILE_SCHEMA}"
+        raise DataError(what, where={"file": path}, fix="measure again: recperf run and recperf profile write one")
+    profile = require(content, StepProfile, path, what="does not fit its description")
+    require_unchanged(content, path)
+    if profile.workload is not None:
+        _require_shares(path, profile.workload.components, "workload.components")
+    return profile
+
+
+def profile_of(run: Run) -> StepProfile | None:
+    """The profile of a run; None if its steps were not measured yet. On several ranks, rank 0 sends what it reads."""
+    profile: StepProfile | None = run.read("profile.json", reader=read_profile)
     return profile
 
 

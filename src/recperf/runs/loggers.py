@@ -18,7 +18,7 @@ from typing import Any
 
 from ..config import ConfigValues, flatten
 from ..errors import MachineError
-from ..measure.profile_records import Profile
+from ..measure.profile import StepProfile
 from .record import Run
 from .result import Result
 from .schemas import Event, Scores, Step, Timing, event_of
@@ -70,7 +70,7 @@ class Curves:
             self._call(name, lambda logger: logger.scalars(event.step, values))
 
     def finish(
-        self, run: Run, result: Result, profile: Profile | None, config: ConfigValues, *, replay: bool = False
+        self, run: Run, result: Result, profile: StepProfile | None, config: ConfigValues, *, replay: bool = False
     ) -> None:
         """Send what was measured after training, with `replay` also the trainings, and close."""
         steps = {event.seed: event.step for event in run.events() if isinstance(event, Step)}

@@ -15,7 +15,7 @@ import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -39,7 +39,6 @@ from ..files import (
     writing,
 )
 from ..folders import MARK, alone
-from ..measure.profile_records import Profile
 from .schemas import BadEvent, Event, Progress, SavedConfig, Step, Timing, event_of, parse_events, read_file
 
 CONFIG_SCHEMA = 1
@@ -251,12 +250,13 @@ class Run:
             with writing(self.folder / name):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def read(self, name: str, kind: Any = dict, *, sealed: bool = False) -> Any | None:
-        """The content of a JSON file of the run as `kind`; None if it was not written yet."""
+    def read(self, name: str, kind: Any = dict, *, reader: Callable[[Path], Any] | None = None) -> Any | None:
+        """The content of a JSON file of the run as `kind`, or as its own `reader` returns it; None if it was not
+        written yet."""
         path = self.folder / name
         if not os.path.lexists(path):
             return None
-        return read_file(path, kind, what="is damaged", fix="start a new run", sealed=sealed)
+        return reader(path) if reader else read_file(path, kind, what="is damaged", fix="start a new run")
 
     def ever_saved(self, seed: int) -> bool:
         """Whether a seed had a checkpoint. Where progress.json does not say, one that logged steps may have had one."""
@@ -304,12 +304,6 @@ class Run:
     def close(self) -> None:
         os.close(self._events)
         os.close(self._lock)
-
-
-def profile_of(run: Run) -> Profile | None:
-    """The profile of a run; None if its steps were not measured yet. On several ranks, rank 0 sends what it reads."""
-    profile: Profile | None = run.read("profile.json", Profile, sealed=True)
-    return profile
 
 
 def hold(folder: Path, *, busy: str = "wait for it, or choose another --run-dir", refused: str | None = None) -> int:

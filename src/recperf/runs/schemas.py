@@ -147,18 +147,13 @@ def read_file(
     what: str = "does not fit its description",
     fix: str | None = None,
     named: bool = False,
-    sealed: bool = False,
 ) -> T:
     """The content of a JSON file as `kind`; one of another schema, or that recperf did not write, is refused. Fields
-    that a later version added are ignored. A file that the user has `named` may be a link or a pipe; one that was
-    written as `sealed` must not have changed."""
+    that a later version added are ignored. A file that the user has `named` may be a link or a pipe."""
     value = jsonfile.read(path, named=named)
     if schema is not None:
         require_schema(path, value, schema)
-    record = jsonfile.require(value, kind, path, what=what, fix=fix)
-    if sealed:
-        jsonfile.require_unchanged(value, path)
-    return record
+    return jsonfile.require(value, kind, path, what=what, fix=fix)
 
 
 def require_schema(path: Path, value: Any, schema: int) -> None:

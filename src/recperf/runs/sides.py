@@ -12,15 +12,13 @@ from typing import Any
 from ..config import ConfigValues
 from ..errors import DataError
 from ..measure.profile import StepProfile
-from ..measure.profile_records import Trust, WorkloadFigures
-from ..measure.records import Percentiles, Verdict
-from . import step_report
-from .evidence import SEAL, Evidence, differences, kind_of
+from ..measure.profile_records import Kernels, Trust, WorkloadFigures
+from ..measure.records import Percentiles
+from .evidence import SEAL, Evidence, differences, kind_of, read_profile
 from .record import read_config
 from .report.formats import printable
 from .report.step_sections import why_missing
 from .resume import change_text
-from .schemas import Machine, read_file
 
 NO_SPREAD = 3
 """With fewer steps than this there is no spread."""
@@ -69,10 +67,7 @@ def load(path: Path) -> Side:
     if not file.exists():
         what, fix = "no profile there: profile.json is missing", "recperf profile WORKLOAD writes one"
         raise DataError(what, where={"file": file}, fix=f"{fix}, and so does recperf run")
-    profile = step_report.load(file)
-    if profile.workload is not None:
-        return of_workload(file, profile.workload, profile.verdict, profile.shares)
-    return of_program(file, profile)
+    return of_profile(file, read_profile(file))
 
 
 def of_run(run: Evidence) -> Side:
@@ -88,7 +83,7 @@ def of_run(run: Evidence) -> Side:
             )
     side = Side(path=run.folder, steps=0, step=None, groups={}, identity={"workloads": run.workload})
     if run.profile:
-        side = of_workload(run.folder / "profile.json", run.profile, run.profile.verdict, run.profile.shares)
+        side = of_profile(run.folder / "profile.json", run.profile)
     if performance.step_ms:
         side.groups["training"] = {"step in training": TimedPart(ms=performance.step_ms, share=1.0)}
     side.identity["devices"] = performance.device
@@ -103,59 +98,47 @@ def of_run(run: Evidence) -> Side:
     return side
 
 
-def of_workload(file: Path, profile: WorkloadFigures, verdict: Verdict, shares: dict[str, float]) -> Side:
-    """A profile of recperf profile WORKLOAD or of recperf run."""
-    absent, trust, step = why_missing(profile, "kernels"), profile.trust or Trust(), profile.step_ms
-    workload: str | None = None
-    machine: str | None = None
-    config: ConfigValues = {}
-    # They only explain differences, so a damaged file counts as missing.
-    with suppress(DataError):
-        workload, config = read_config(file.parent)
-    with suppress(DataError):
-        machine = read_file(file.with_name("machine.json"), Machine).fingerprint
-    named = [(row.name, row.total_ms, row.count) for row in (profile.kernels.rows if profile.kernels else [])]
-    return Side(
-        path=file,
-        steps=profile.steps,
-        step=step,
-        groups={
-            "parts": {part.name: TimedPart(ms=part.ms, share=part.share) for part in profile.components},
-            "kernels": _added_up(named, step),
-        },
-        missing={"kernels": absent} if absent else {},
-        identity={
-            "workloads": profile.workload or workload,
-            "presets": profile.preset,
-            "devices": profile.device,
-            "batch sizes": profile.batch_size,
-        },
-        circumstances={
-            "": {"machine": machine, "threads": profile.threads, "seed": trust.seed},
-            "version of ": trust.versions,
-            # Without the reason after the colon.
-            "switch ": {name: value.split(":")[0] for name, value in profile.switches.items()},
-        },
-        config=config,
-        limit=printable(verdict.limit),
-        shares=shares,
-    )
-
-
-def of_program(file: Path, profile: StepProfile) -> Side:
-    """A profile of recperf profile --script or of the Python API, whose operators have no spread."""
+def of_profile(file: Path, profile: StepProfile) -> Side:
+    """A profile of a program, whose operators have no spread; that of a workload has parts with one, and kernels."""
     named = [(row.name, row.ms, row.calls) for row in profile.operators]
-    return Side(
+    side = Side(
         path=file,
-        steps=profile.steps.plain,
+        steps=profile.steps.plain or profile.steps.traced,
         step=profile.step_ms,
         groups={"operators": _added_up(named, profile.step_ms)},
         identity={"devices": profile.device},
-        circumstances={"": {"machine": profile.machine.get("fingerprint"), "threads": profile.threads},
+        circumstances={"": {"machine": profile.machine.get("fingerprint"), "threads": profile.threads or None},
                        "version of ": {"torch": profile.machine.get("torch")}},
         limit=printable(profile.verdict.limit),
         shares=profile.shares,
     )  # fmt: skip
+    if profile.workload is not None:
+        _add_workload(side, profile.workload, profile.kernels)
+    return side
+
+
+def _add_workload(side: Side, figures: WorkloadFigures, kernels: Kernels | None) -> None:
+    """What is compared of a workload: its steps with timers, by part, and its kernels."""
+    absent, trust = why_missing(kernels), figures.trust or Trust()
+    workload: str | None = None
+    # It only explains differences, so a damaged file counts as missing.
+    with suppress(DataError):
+        workload, side.config = read_config(side.path.parent)
+    named = [(row.name, row.total_ms, row.count) for row in (kernels.rows if kernels else [])]
+    side.steps, side.step = figures.steps, figures.step_ms
+    side.groups = {
+        "parts": {part.name: TimedPart(ms=part.ms, share=part.share) for part in figures.components},
+        "kernels": _added_up(named, figures.step_ms),
+    }
+    side.missing = {"kernels": absent} if absent else {}
+    side.identity = {
+        "workloads": figures.name or workload, "presets": figures.preset, **side.identity,
+        "batch sizes": figures.batch_size,
+    }  # fmt: skip
+    side.circumstances[""]["seed"] = trust.seed
+    side.circumstances["version of "] |= trust.versions
+    # Without the reason after the colon.
+    side.circumstances["switch "] = {name: value.split(":")[0] for name, value in figures.switches.items()}
 
 
 def load_trace(path: Path) -> Side:

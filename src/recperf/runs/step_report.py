@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ..errors import DataError
 from ..files import write_json
-from ..jsonfile import read, require, require_unchanged, sealed
+from ..jsonfile import read, sealed
 from ..measure.limits import UNDECIDED
-from ..measure.profile import KIND, SCHEMA, StepProfile, of_workload
+from ..measure.profile import KIND, StepProfile
 from ..outputs import output_file
 
 
 class Report(StepProfile):
     """What limits a step, and the figures behind it."""
+
+    @classmethod
+    def of(cls, profile: StepProfile) -> Report:
+        return cls(**{name: getattr(profile, name) for name in profile.__struct_fields__})
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the report as JSON; `recperf.load` reads it. With `force` it replaces a file that is not a report."""
@@ -72,24 +75,6 @@ def _is_report(path: Path) -> bool:
 
 def load(path: str | Path) -> Report:
     """Read a profile.json: one that `report.save` or `recperf profile` wrote, or that of a run."""
-    content = read(Path(path), named=True)
-    if isinstance(content, dict) and content.get("kind") != KIND and "observed" in content:
-        from .evidence import read_peaks, read_profile
+    from .evidence import read_profile
 
-        peaks, machine = read_peaks(Path(path).with_name("peaks.json")), Path(path).with_name("machine.json")
-        facts = require(read(machine), dict[str, Any], machine, what="is damaged") if machine.exists() else {}
-        profile = of_workload(read_profile(Path(path)), peaks, facts)
-        return Report(**{name: getattr(profile, name) for name in profile.__struct_fields__})
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise DataError(
-            "this file is not a profile of a step",
-            where={"file": path},
-            fix="recperf.load reads the profile.json of a step, a workload or a run",
-        )
-    if content.get("schema") != SCHEMA:
-        raise DataError(
-            f"the profile has schema {content.get('schema')!r}; this recperf reads {SCHEMA}", where={"file": path}
-        )
-    report = require(content, Report, Path(path), what="is damaged")
-    require_unchanged(content, Path(path))
-    return report
+    return Report.of(read_profile(Path(path)))

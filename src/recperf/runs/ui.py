@@ -24,10 +24,9 @@ from ..errors import RecperfError, notice_once
 from ..files import open_regular
 from ..jsonfile import Struct
 from ..tasks import leading_metrics, of
-from . import step_report
 from .compare_report import html_of_runs
 from .derive import leading_interval
-from .evidence import Evidence, curve, read_peaks
+from .evidence import Evidence, curve, read_peaks, read_profile
 from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
@@ -128,7 +127,7 @@ class Runs:
         with self._lock:
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
                 file = folders[0] / "profile.json"
-                return page.html_of(report_of(step_report.load(file), read_peaks(file.with_name("peaks.json"))))
+                return page.html_of(report_of(read_profile(file), read_peaks(file.with_name("peaks.json"))))
             runs = [Evidence(folder) for folder in folders]
             if len(runs) == 1:
                 return page.html_of(run_report.report(runs[0], "r1"))
@@ -167,9 +166,9 @@ def _entry(name: str, folder: Path) -> RunEntry:
     entry = RunEntry(name=name, state="stopped", changed=0.0)
     try:
         if (folder / PROFILE_MARK).exists():
-            profile = step_report.load(folder / "profile.json")
+            profile = read_profile(folder / "profile.json")
             entry.state, entry.limit, entry.step = "profile", profile.verdict.limit, fmt.time(profile.step_ms.p50)
-            entry.workload = "program" if profile.workload is None else profile.workload.workload or ""
+            entry.workload = "program" if profile.workload is None else profile.workload.name or ""
             return entry
         run = Evidence(folder)
         entry.workload = run.workload

@@ -54,17 +54,6 @@ class TraceFacts(Struct, kw_only=True):
     ranks: RankFacts | None = None
 
 
-class StepTables(TraceFacts, kw_only=True):
-    """The tables of traced steps, all per step."""
-
-    window: Window
-    parts: list[TracedPart]
-    communication: TracedCommunication
-    kernels: Kernels
-    idle: Idle
-    transfers: list[Transfer] | Missing
-
-
 class ComparedRanks(Communication, kw_only=True):
     """The traces of several ranks compared."""
 
@@ -93,10 +82,21 @@ class MergedTraces(Struct, kw_only=True):
     """Whose clocks its times are of."""
 
 
-class TraceAnalysis(StepTables, kw_only=True):
-    """What a trace tells beside the limits of its steps."""
+class TraceAnalysis(TraceFacts, kw_only=True):
+    """What only the profile of a trace has; times are per step."""
 
-    ceilings_of: str
+    window: Window
+    parts: list[TracedPart]
+    communication: TracedCommunication
+    ceilings_of: str = ""
     """Whose ceilings were used, or why none."""
     ranks_compared: ComparedRanks | None = None
     merged: MergedTraces | None = None
+
+
+class StepTables(TraceAnalysis, kw_only=True):
+    """All tables of traced steps: those of a device are sections of other profiles too."""
+
+    kernels: Kernels
+    idle: Idle
+    transfers: list[Transfer] | Missing

@@ -47,14 +47,14 @@ SHARES_NOTE = "Shares are of the sum of the parts’ medians, which may differ s
 
 
 def report(profile: StepProfile, figures: WorkloadFigures, peaks: Peaks | None = None) -> Report:
-    """The report of a workload, whose `figures` its profile has beside the limits of the step."""
+    """The report of a workload, whose `figures` its profile has beside those of any step."""
     torch = figures.trust.versions.get("torch") if figures.trust else None
     length = f"{fmt.time(figures.overhead.plain_ms)} a step of {figures.batch_size:,} samples"
     measured, missing = step_sections(profile, figures, peaks, "profile")
     return report_of_step(
         profile,
         advice_of(profile, figures),
-        figures.workload or "profile",
+        figures.name or "profile",
         [figures.preset, profile.device, length, torch and f"torch {torch}"],
         [*measured, Section("trust", "Trust", _trust(profile, figures, missing))],
         unseen=("not seen", unseen(missing)),
@@ -64,7 +64,7 @@ def report(profile: StepProfile, figures: WorkloadFigures, peaks: Peaks | None =
 
 def advice_of(profile: StepProfile, figures: WorkloadFigures) -> list[Advice] | None:
     """None: not measured."""
-    return profile.advice if isinstance(figures.advice, list) else None
+    return profile.advice if figures.no_advice is None else None
 
 
 def step_sections(
@@ -72,17 +72,15 @@ def step_sections(
 ) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections about a step of a workload, and the titles of those that were not measured, by reason."""
     measured, missing = measured_sections(
-        figures,
         (
-            ("advice", "What to change", "advice", None),
-            ("budget", "Step budget", "components", lambda _: budget_blocks(figures, key)),
-            ("kernels", "Kernels", "kernels", lambda one: kernels(one, figures.step_ms.p50)),
-            ("roofline", "Roofline", "roofline", lambda points: roofline_blocks(points, peaks, key)),
-            ("idle", "Device idle", "idle", idle),
-            ("transfers", "Transfers", "transfers", transfers),
-            ("embeddings", "Embeddings", "embeddings", embeddings),
-            ("communication", "Communication", "communication", lambda several: communication(key, several)),
-        ),
+            ("budget", "Step budget", figures, lambda _: budget_blocks(figures, key)),
+            ("kernels", "Kernels", profile.kernels, lambda one: kernels(one, figures.step_ms.p50)),
+            ("roofline", "Roofline", figures.roofline, lambda points: roofline_blocks(points, peaks, key)),
+            ("idle", "Device idle", profile.idle, idle),
+            ("transfers", "Transfers", profile.transfers, transfers),
+            ("embeddings", "Embeddings", figures.embeddings, embeddings),
+            ("communication", "Communication", figures.communication, lambda several: communication(key, several)),
+        )
     )
     waited = profile.preempted or 0.0
     without = f"; the {waited:.0%} in which other work held their core is left out" if waited >= 0.01 else ""
@@ -93,6 +91,8 @@ def step_sections(
         *(Text(fmt.sentence(note), "note") for note in profile.notes if note),
     ]
     whole = divided_ms(profile.waits, profile.operators)
+    if figures.no_advice is not None:
+        missing.setdefault(figures.no_advice.missing, []).append("what to change")
     return [*sections_of(profile, whole, advice_of(profile, figures), evidence, key), *measured], missing
 
 

@@ -8,8 +8,8 @@ from msgspec import structs
 
 from ...config import flatten
 from ...measure.limits import roofline
-from ...measure.profile import of_workload
-from ...measure.profile_records import Pair, Profile
+from ...measure.profile import StepProfile
+from ...measure.profile_records import Pair, WorkloadFigures
 from ...tasks import of
 from ..evidence import Evidence, curve
 from ..result import Result
@@ -64,7 +64,7 @@ def _subtitle(result: Result) -> list[str]:
 def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     result, performance = run.result, run.result.performance
     step = f"{fmt.time(performance.step_ms.p50)} a step" if performance.step_ms else "too few steps to time one"
-    each = run.profile.communication.each if run.profile and run.profile.communication else []
+    each = run.figures.communication.each if run.figures and run.figures.communication else []
     device = performance.device + (f", {len(each)} ranks" if each else "")
     changes = (f"changed {change_text(change)}" for change in result.provenance.changes)
     notes = "; ".join([*result.quality.warnings, *changes])
@@ -75,33 +75,34 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     ]
     if run.profile is None:
         return [*facts, ("limit", NOT_MEASURED)]
-    advice = run.profile.advice if isinstance(run.profile.advice, list) else None
+    advice = profile_report.advice_of(run.profile, run.figures) if run.figures else None
     return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(advice)]
 
 
 def step_sections(run: Evidence, key: str) -> list[Section]:
     """What limits a step and where it spends its time; none where that was not measured."""
-    if run.profile is None:
+    profile, figures = run.profile, run.figures
+    if profile is None or figures is None:
         return []
-    profile = structs.replace(run.profile, roofline=roofline(run.profile, run.peaks) if run.peaks else None)
-    measured, _ = profile_report.step_sections(of_workload(profile, run.peaks, None), profile, run.peaks, key)
+    figures = structs.replace(figures, roofline=roofline(figures, run.peaks) if run.peaks else None)
+    measured, _ = profile_report.step_sections(profile, figures, run.peaks, key)
     for section in measured:
         if section.key == "budget":
-            section.blocks[:0] = _training_steps(run, profile)
+            section.blocks[:0] = _training_steps(run, profile, figures)
     return measured
 
 
-def _training_steps(run: Evidence, profile: Profile) -> list[Block]:
+def _training_steps(run: Evidence, profile: StepProfile, figures: WorkloadFigures) -> list[Block]:
     """The steps of the training beside those of the profile."""
     performance, step = run.result.performance, run.result.performance.step_ms
-    observed, plain = profile.observed, profile.overhead.plain_ms
+    plain = figures.overhead.plain_ms
     blocks: list[Block] = [Text(f"Step time: {NOT_MEASURED}, too few steps.", "lead")]
     if step:
         lead = (
-            f"A training step of {count(profile.batch_size)} samples takes {fmt.time(step.p50)} (p20 – p80: "
-            f"{fmt.spread(step)}). Measured after it: parts of {count(profile.steps)} steps with timers "
-            f"(median {fmt.time(profile.step_ms.p50)}), limit: from "
-            f"{count(observed.steps.plain if observed.steps else None)} observed steps (median {fmt.time(plain)})."
+            f"A training step of {count(figures.batch_size)} samples takes {fmt.time(step.p50)} (p20 – p80: "
+            f"{fmt.spread(step)}). Measured after it: parts of {count(figures.steps)} steps with timers "
+            f"(median {fmt.time(figures.step_ms.p50)}), limit: from "
+            f"{count(profile.steps.plain)} observed steps (median {fmt.time(plain)})."
         )
         blocks = [Text(lead, "lead")]
     if performance.overall:

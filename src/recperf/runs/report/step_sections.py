@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...jsonfile import Struct
 from ...measure.limit_kinds import LIMITS
 from ...measure.limits import NOT_JUDGED
 from ...measure.places import place_text
@@ -30,29 +29,27 @@ PLACES = 3
 ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
 
 
-def why_missing(profile: Struct, key: str) -> str | None:
+def why_missing(measured: object) -> str | None:
     """Why a section was not measured; None if it was."""
-    part = getattr(profile, key)
-    reason = ABSENT if part is None else getattr(part, "missing", None)
+    reason = ABSENT if measured is None else getattr(measured, "missing", None)
     return reason and fmt.printable(reason)
 
 
 def measured_sections(
-    profile: Struct, listed: Iterable[tuple[str, str, str, Callable[[Any], list[Block]] | None]]
+    listed: Iterable[tuple[str, str, Any, Callable[[Any], list[Block]]]],
 ) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections that were measured, and the titles of the others by the reason why they were not.
 
-    Each is listed as its key, its title, the field of the profile that it shows, and the function that builds it; None:
-    it is built elsewhere.
+    Each is listed as its key, its title, what was measured, and the function that builds it from that.
     """
     built: list[Section] = []
     missing: dict[str, list[str]] = {}
-    for key, title, field, build in listed:
-        reason = why_missing(profile, field)
+    for key, title, content, build in listed:
+        reason = why_missing(content)
         if reason:
             missing.setdefault(reason, []).append(title.lower())
-        elif build:
-            built.append(Section(key, title, build(getattr(profile, field))))
+        else:
+            built.append(Section(key, title, build(content)))
     return built, missing
 
 

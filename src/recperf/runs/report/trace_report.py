@@ -50,14 +50,13 @@ def report(profile: StepProfile, analysis: TraceAnalysis, *, viewer: Viewer | No
     """The report of a profile whose `analysis` is that of a trace."""
     several = analysis.ranks_compared
     built, missing = step_sections.measured_sections(
-        analysis,
         (
-            ("parts", "Regions and modules", "parts", lambda _: _parts(analysis)),
-            ("kernels", "Kernels", "kernels", lambda kernels: device.kernels(kernels, analysis.window.wall_ms)),
-            ("idle", "Device idle", "idle", device.idle),
-            ("transfers", "Copies", "transfers", device.transfers),
-            ("communication", "Communication", "communication", lambda _: _communication(analysis)),
-        ),
+            ("parts", "Regions and modules", analysis.parts, lambda _: _parts(analysis)),
+            ("kernels", "Kernels", profile.kernels, lambda kernels: device.kernels(kernels, analysis.window.wall_ms)),
+            ("idle", "Device idle", profile.idle, device.idle),
+            ("transfers", "Copies", profile.transfers, device.transfers),
+            ("communication", "Communication", analysis.communication, lambda _: _communication(analysis)),
+        )
     )
     evidence: list[Block] = [Text(fmt.sentence(note), "note") for note in (analysis.ceilings_of, *profile.notes)]
     sections = [
