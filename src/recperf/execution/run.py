@@ -46,6 +46,7 @@ from ..runs.resume import (
 )
 from ..runs.schemas import Machine, Progress, read_file
 from ..stop import FLAG, StopFlag, poll
+from ..tasks import Task
 from .workload import OTHER_FEATURES, Prepared, Reporter, Trial, Workload, load
 
 if TYPE_CHECKING:
@@ -104,6 +105,10 @@ class TrainingRun:
             raise UsageError("--allow-change needs --resume: a new run may have any config")
         if self.resume:
             self._allowed_changes()
+        for name, bound in vars(self.config.target).items():
+            if name not in ("beat", *self.workload.task.bounds) and bound is not None and not self.resume:
+                what = f"target.{name} is {bound:g}, which {self.workload.name} does not measure"
+                raise ConfigError(what, where={"task": self.workload.task.name}, fix="--target.beat, or no target")
 
     def check(self) -> tuple[str, Path]:
         """Check everything that can be checked without training; returns the name of the data and the run's folder."""
@@ -156,7 +161,8 @@ class TrainingRun:
         if self.resume:
             self.record = self._locked(self.resume)
         else:
-            self.record = Run.create(self.workload.name, to_json(self.config), folder=self.folder, job=job())
+            name, task = self.workload.name, self.workload.task.name
+            self.record = Run.create(name, to_json(self.config), folder=self.folder, task=task, job=job())
         self.folder = self.record.folder
         remember_run(self.record.folder)
         self.record.note_job(job())
@@ -314,7 +320,8 @@ class TrainingRun:
             self.assessment = assessment = assessment_of(self.workload, self.record, prepared, self.report.notice)
             # No step needs the baselines, unless beating one ends the training: they are computed after the first one.
             needed = self.config.train.stop_at_target and prepared.target.get("beat") is not None
-            self.reached = stopping_rule(self.config, assessment.baselines() if needed else {}, prepared.target)
+            baselines = assessment.baselines() if needed else {}
+            self.reached = stopping_rule(self.workload.task, self.config, baselines, prepared.target)
             trial = self._train_seeds(started)
             assessment.baselines()
             # Importing it takes a second that no step waits for.
@@ -494,9 +501,9 @@ def assessment_of(workload: Workload, record: Run, prepared: Prepared, notice: C
 
 
 def stopping_rule(
-    config: Any, baselines: dict[str, dict[str, float]], target: dict[str, Any]
+    task: Task, config: Any, baselines: dict[str, dict[str, float]], target: dict[str, Any]
 ) -> Callable[[dict[str, float]], bool]:
     """A function that says whether metrics end the training."""
     if not config.train.stop_at_target:
         return lambda metrics: False
-    return lambda metrics: meets(metrics, baselines, Target(**target))
+    return lambda metrics: meets(task, metrics, baselines, Target(**target))

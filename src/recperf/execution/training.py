@@ -22,7 +22,6 @@ from ..runs.result import Change
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
 from ..stop import name_of
-from ..tasks import merit
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch, tensor_bytes
 from ..train.config import TrainConfig
@@ -75,8 +74,9 @@ class SeedTraining:
         if whole.log and whole.workload.submission:
             self.submission = load(whole.workload.submission)(trial, seed, whole.log)
         self.evaluator = Evaluator(
-            recipe=trial.recipe, score=self._score, emit=self.emit, seed=seed, enough=whole.reached, log=self.submission
-        )
+            recipe=trial.recipe, score=self._score, emit=self.emit, seed=seed, task=whole.workload.task,
+            enough=whole.reached, log=self.submission,
+        )  # fmt: skip
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
@@ -119,7 +119,7 @@ class SeedTraining:
         if chosen is not last:
             self._return_to(chosen, start)
         self.whole.assessment.trained(seed, self.trial, self._last_predictions(chosen["step"], start))
-        best = max(self.evaluator.history, key=lambda entry: merit(entry["metrics"]))
+        best = max(self.evaluator.history, key=lambda entry: self.whole.workload.task.merit(entry["metrics"]))
         return {"seed": seed, "metrics": chosen["metrics"], "best": best, "stopped_early": early}
 
     def _return_to(self, chosen: dict[str, Any], start: Position) -> None:

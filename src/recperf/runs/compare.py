@@ -97,6 +97,8 @@ class Comparison(Struct):
     """What limits the step on each side."""
     shares: dict[str, tuple[float, float]]
     """Share of the step by limit on both sides, the largest first."""
+    task: str = ""
+    """What both runs predict, or the second; empty unless both are runs."""
 
     def regressions(self, gate: float) -> list[TimeChange]:
         gated = (change for name in GATED for change in self.groups.get(name, ()))
@@ -144,6 +146,7 @@ def compare(old: Side, new: Side) -> Comparison:
         missing=missing,
         limits=(old.limit, new.limit),
         shares={limit: both[limit] for limit in sorted(noticed, key=lambda limit: -max(both[limit]))},
+        task=results[1].task if len(results) == 2 else "",
     )
 
 
@@ -151,7 +154,7 @@ def _scored_rows(side: Side) -> tuple[Any, ...]:
     """What decides on which rows a run was scored."""
     assert side.run
     data, fields = side.run.result.data, flatten(side.run.config.config)
-    return data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
+    return side.run.result.task, data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
 
 
 def _quality(old: Evidence, new: Evidence) -> dict[str, MetricChange]:
