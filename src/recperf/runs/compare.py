@@ -130,7 +130,7 @@ def compare(old: Side, new: Side) -> Comparison:
         if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
     ]
     if len(results) == 2 and not comparable:
-        warnings.append("different data or split: quality is not comparable")
+        warnings.append("different task, data or split: quality is not comparable")
     rates = [steady.samples_per_s if (steady := one.performance.steady) else None for one in results]
     steps = (TimedPart(ms=side.step, share=1.0) if side.step else None for side in (old, new))
     return Comparison(

@@ -105,7 +105,7 @@ def _facts(comparison: Comparison, metrics: tuple[str, ...]) -> list[tuple[str, 
         limit += f": {', '.join(shares[:3])}"
     incomparable = comparison.quality and not comparison.comparable
     return [
-        ("quality", "not comparable: different data or split" if incomparable else scores),
+        ("quality", "not comparable: different task, data or split" if incomparable else scores),
         ("speed", " → ".join(rates) if len(rates) == 2 else ""),
         ("limit", limit),
         *(("" if index else "config", text) for index, text in enumerate([*fields[:CHANGED], *more])),
