@@ -66,7 +66,7 @@ def quality_table(result: Result) -> Table:
         seeds = f"mean ± standard deviation over {len(trials)} seeds, {trials[0]} to {trials[-1]}"
     note = f"Scored on {count(data.valid_rows)} {scored}, {seeds}; trained on {count(data.train_rows)} rows."
     if part.interval:
-        note += f" Below {article(metric(task.leading))} is its 95 % interval."
+        note += f" Below each {metric(task.leading)} is its 95 % interval."
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
     if "planted" in part.baselines:
@@ -106,11 +106,6 @@ def quality_fact(result: Result) -> str:
         text += f"; {metric(NDCG)} {stands(best)}"
     worse = [metric(row.metric) for row in part.probabilities if tone(row) == "bad"]
     return f"{text}; {' and '.join(worse)} worse" if worse else text
-
-
-def article(name: str) -> str:
-    """`an AUC`, `a log loss`."""
-    return f"{'an' if name[0] in 'AEIOaeiou' else 'a'} {name}"
 
 
 def certainty(result: Result) -> list[str]:
