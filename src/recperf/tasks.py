@@ -134,27 +134,12 @@ NEXT_ITEM = Task(
     assessment="recperf.execution.ranked_quality:RankedAssessment",
 )
 
-RATINGS = Task(
-    name="ratings",
-    summary="the stars of a rating, which is held out at random, by time or by user",
-    leading="rmse",
-    choosing="validation_rmse",
-    lower=("rmse", "mae", "validation_rmse"),
-    scored_rows="held-out ratings after the epoch with the lowest RMSE on others, inside the training time",
-    progress=("rmse", "mae"),
-    table="ratings",
-    columns=("rmse", "mae"),
-    titles={"rmse": "RMSE", "mae": "MAE"},
-    baselines={"user_item_bias": "user + item bias", "item_bias": "item bias", "mean": "mean rating"},
-    assessment="recperf.workloads.ratings_build:RatingAssessment",
-)
-
 BaselineName = Literal[
     "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting", "running_means",
-    "item_knn", "rates_regression", "recent_popularity", "item_to_item", "mean",
+    "item_knn", "rates_regression", "recent_popularity", "item_to_item",
 ]  # fmt: skip
 """The baselines of all tasks, which a target may name."""
-TASKS = (CLICK_LABELS, EVENT_LABELS, NEXT_ITEM, RATINGS)
+TASKS = (CLICK_LABELS, EVENT_LABELS, NEXT_ITEM)
 """All tasks."""
 
 
