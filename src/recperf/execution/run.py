@@ -345,7 +345,7 @@ class TrainingRun:
             raise ConfigError(
                 "train.stop_at_target is set, but the target has no bound",
                 where={"field": "train.stop_at_target"},
-                fix="--target.auc, --target.accuracy or --target.beat auto",
+                fix=" or ".join([*(f"--target.{name}" for name in self.workload.task.bounds), "--target.beat auto"]),
             )
         self._require_same_data()
         self.changed = self._changes(started)
@@ -414,7 +414,7 @@ class TrainingRun:
             if trial is not None:
                 trial = None
                 gc.collect()
-            # The dropout of hstu draws from torch's own generators, and a user's model may.
+            # Dropout draws from torch's own generators, and a user's model may draw anything.
             torch.manual_seed(seed)
             trial = self.prepared.trial(seed)
             poll()

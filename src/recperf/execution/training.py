@@ -329,7 +329,7 @@ class SeedTraining:
             "trial": self.trial.state(),
             "position": vars(position),
             "history": self.evaluator.history,
-            # The dropout of hstu draws from torch's generators, and a user's own model may.
+            # Dropout draws from torch's generators, and a user's own model may draw anything.
             "rng": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if uses_gpu else []},
             "contract": {**self.contract, OPERATORS: choice.used()},
             "baselines": self.run.digest("baselines.json"),
