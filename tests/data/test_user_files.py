@@ -13,8 +13,9 @@ import pytest
 
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
+from recperf.data.user_files.file import LONGEST_LINE
 from recperf.data.user_files.load import RowFile
-from recperf.data.user_files.source import LONGEST_LINE, inspect
+from recperf.data.user_files.source import inspect
 from recperf.data.user_files.text_rows import SkippedRows
 from recperf.data.user_files.values import COLUMNS
 from recperf.data.yambda.import_options import ImportOptions
