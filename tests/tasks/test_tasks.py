@@ -53,6 +53,7 @@ def test_a_target_may_name_each_baseline_of_a_task(name: str) -> None:
     task = workloads.find(name).task
     assert task in tasks.TASKS
     assert set(task.baselines) <= set(get_args(get_type_hints(TargetConfig)["beat"]))
+    assert set(task.bounds) <= set(TargetConfig.__dataclass_fields__) & set(Target.__struct_fields__)
 
 
 def test_the_task_of_a_run_from_before_it_was_named_follows_from_its_metrics() -> None:
@@ -64,8 +65,9 @@ def test_the_task_of_a_run_from_before_it_was_named_follows_from_its_metrics() -
 
 def test_a_task_that_is_not_known_is_refused_by_its_name() -> None:
     assert all(tasks.named(task.name) is task for task in tasks.TASKS)
+    unknown = replace(workloads.find("hstu"), task=STARS)
     with pytest.raises(DataError, match="the task 'stars' is not known: there are click-labels, event-labels"):
-        tasks.named("stars")
+        TrainingRun(workload=unknown, config=unknown.presets["default"](), report=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

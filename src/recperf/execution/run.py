@@ -46,7 +46,7 @@ from ..runs.resume import (
 )
 from ..runs.schemas import Machine, Progress, read_file
 from ..stop import FLAG, StopFlag, poll
-from ..tasks import Task
+from ..tasks import Task, named
 from .workload import OTHER_FEATURES, Prepared, Reporter, Trial, Workload, load
 
 if TYPE_CHECKING:
@@ -105,10 +105,12 @@ class TrainingRun:
             raise UsageError("--allow-change needs --resume: a new run may have any config")
         if self.resume:
             self._allowed_changes()
+        # Reports find the task by the name that the run will have of it.
+        task = named(self.workload.task.name)
         for name, bound in vars(self.config.target).items():
-            if name not in ("beat", *self.workload.task.bounds) and bound is not None and not self.resume:
+            if name not in ("beat", *task.bounds) and bound is not None and not self.resume:
                 what = f"target.{name} is {bound:g}, which {self.workload.name} does not measure"
-                raise ConfigError(what, where={"task": self.workload.task.name}, fix="--target.beat, or no target")
+                raise ConfigError(what, where={"task": task.name}, fix="--target.beat, or no target")
 
     def check(self) -> tuple[str, Path]:
         """Check everything that can be checked without training; returns the name of the data and the run's folder."""
