@@ -1,7 +1,7 @@
 """The tasks: the label of a row, the label of an event, the next item of a user. Torch-free.
 
-A task is what a model predicts, and by what it is scored, compared and shown. What trains, chooses an epoch, compares
-or reports asks the task of a workload or of a result.
+A task is what a model predicts, and by what it is scored, compared and shown. A workload declares its task; config.json
+and result.json of a run name it. What trains, chooses an epoch, compares or reports asks that task.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from .errors import DataError
+
 ORACLES = ("planted",)
 """Baselines that know what no model can."""
 AUC, NDCG = "auc", "ndcg_10"
-"""The metrics with bootstrap intervals: of labels, and of ranked items."""
+"""The metrics that lead: of labels, and of ranked items."""
 RANKED = (NDCG, "hit_rate_10")
 """Metrics of ranked items that tables show; the first orders their rows."""
 RANKED_TITLES = {"hit_rate_10": "HR@10", NDCG: "NDCG@10", "mrr": "MRR"}
@@ -23,23 +25,29 @@ BIASES = {"user_item_bias": "user + item bias", "item_bias": "item bias", "major
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a model predicts. A workload names its task; results, pages and comparisons recognise it by its metrics."""
+    """What a model predicts. Rows are scored by the class that `assessment` names; the other fields are what targets,
+    epochs, reports and comparisons ask."""
 
     name: str
+    """What config.json and result.json call it."""
     summary: str
     """What is predicted, for which rows."""
     leading: str
-    """The metric by which models are compared; higher is better."""
+    """The metric by which models are compared, with bootstrap replicates of its own and of baselines."""
     choosing: str
     """The metric of rows that are neither trained on nor scored, by which the epoch is chosen."""
-    lowest_chooses: bool
-    """Whether the epoch with its lowest value is chosen, or with its highest."""
+    lower: tuple[str, ...] = ()
+    """Metrics of which a lower value is better."""
+    bounds: tuple[str, ...] = ()
+    """Metrics to which a target can set a bound."""
     scored_rows: str
     """The rows that are scored, and after which epoch, where such rows chose it."""
     progress: tuple[str, ...]
     """Metrics of an evaluation that the terminal shows during training."""
+    table: str
+    """How tables of several models call what is scored; tasks that call it the same can share a table."""
     columns: tuple[str, ...]
-    """Metrics that tables of several models show; the first orders their rows."""
+    """Metrics that such tables show; the first orders their rows."""
     titles: Mapping[str, str]
     """How reports call its metrics, where that is not the name with spaces."""
     baselines: Mapping[str, str]
@@ -56,9 +64,23 @@ class Task:
 
     def merit(self, metrics: Mapping[str, float]) -> float:
         """What the evaluations of a training are compared by; higher is better."""
-        if self.choosing in metrics:
-            return -metrics[self.choosing] if self.lowest_chooses else metrics[self.choosing]
-        return metrics[self.leading]
+        name = self.choosing if self.choosing in metrics else self.leading
+        return signed(name, metrics[name])
+
+    def chosen(self, history: Sequence[Mapping[str, float]]) -> int:
+        """Which evaluation has the weights that a training ends with, from their metrics: the one with the most merit
+        or, where no rows choose the epoch, the last."""
+        if self.choosing not in history[-1]:
+            return len(history) - 1
+        return max(range(len(history)), key=lambda place: self.merit(history[place]))
+
+    def baseline_to_beat(self, beat: str | None, baselines: Mapping[str, Mapping[str, float]]) -> str | None:
+        """The baseline that a target's `beat` means: of best, the best one in the leading metric that does not know
+        what no model can."""
+        if beat != "best":
+            return beat
+        rules = [name for name, row in baselines.items() if self.leading in row and name not in ORACLES]
+        return max(rules, key=lambda name: signed(self.leading, baselines[name][self.leading]), default=beat)
 
 
 CLICK_LABELS = Task(
@@ -66,9 +88,11 @@ CLICK_LABELS = Task(
     summary="the label of a row, which is held out at random, by time or by user",
     leading="auc",
     choosing="validation_log_loss",
-    lowest_chooses=True,
+    lower=("log_loss", "calibration_error", "validation_log_loss"),
+    bounds=("accuracy", AUC),
     scored_rows="held-out rows after the epoch with the lowest log loss on others, inside the training time",
     progress=("accuracy", "auc", "log_loss"),
+    table="labels",
     columns=("auc", "log_loss"),
     titles={"auc": "AUC"},
     baselines={"logistic": "logistic", **BIASES, "gradient_boosting": "gradient boosting"},
@@ -95,9 +119,9 @@ NEXT_ITEM = Task(
     summary="the next item of each user's sequence, ranked among all items",
     leading=NDCG,
     choosing=f"validation_{NDCG}",
-    lowest_chooses=False,
     scored_rows="test items after the epoch with the highest NDCG@10 of validation items",
     progress=("hit_rate_10", NDCG),
+    table="next items",
     columns=RANKED,
     titles={**RANKED_TITLES, f"validation_{NDCG}": "validation NDCG@10"},
     baselines={
@@ -116,38 +140,30 @@ BaselineName = Literal[
 ]  # fmt: skip
 """The baselines of all tasks, which a target may name."""
 TASKS = (CLICK_LABELS, EVENT_LABELS, NEXT_ITEM)
-"""All tasks. Of several that are compared by the same metric, reports show the first."""
+"""All tasks."""
 
 
-def leading_metrics() -> tuple[str, ...]:
-    return tuple(dict.fromkeys(task.leading for task in TASKS))
+def named(name: str) -> Task:
+    """The task that a run names."""
+    task = next((task for task in TASKS if task.name == name), None)
+    if task is None:
+        what = f"the task {name!r} is not known: there are {', '.join(task.name for task in TASKS)}"
+        raise DataError(what, fix="declare it in TASKS of recperf/tasks.py, or use the version of recperf that has it")
+    return task
 
 
 def of(metrics: Iterable[str]) -> Task:
-    """The task of a run, by the names of its metrics: the first task that is compared by one of them."""
+    """The task of a run from before runs named it, by its metrics: of those that are compared by one of them, the one
+    that has a title for most."""
     names = set(metrics)
-    return next((task for task in TASKS if task.leading in names), TASKS[0])
+    led = [task for task in TASKS if task.leading in names]
+    return max(led, key=lambda task: len(names & task.titles.keys()), default=TASKS[0])
 
 
-def merit(metrics: Mapping[str, float]) -> float:
-    """What the evaluations of a training are compared by; higher is better."""
-    return of(metrics).merit(metrics)
+def lower_is_better(metric: str) -> bool:
+    return any(metric in task.lower for task in TASKS)
 
 
-def chosen_evaluation(history: Sequence[Mapping[str, float]]) -> int:
-    """Which evaluation has the weights that a training ends with, from their metrics: the one with the most merit or,
-    where no rows choose the epoch, the last."""
-    task = of(history[-1])
-    if task.choosing not in history[-1]:
-        return len(history) - 1
-    return max(range(len(history)), key=lambda place: task.merit(history[place]))
-
-
-def baseline_to_beat(beat: str | None, baselines: Mapping[str, Mapping[str, float]]) -> str | None:
-    """The baseline that a target's `beat` means: of best, the one with the highest leading metric that does not know
-    what no model can."""
-    if beat != "best":
-        return beat
-    leading = {name: of(metrics).leading for name, metrics in baselines.items() if name not in ORACLES}
-    scored = {name: baselines[name][metric] for name, metric in leading.items() if metric in baselines[name]}
-    return max(scored, key=lambda name: scored[name]) if scored else beat
+def signed(metric: str, value: float) -> float:
+    """The value of a metric with the sign that makes higher better."""
+    return -value if lower_is_better(metric) else value

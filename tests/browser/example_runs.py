@@ -17,6 +17,7 @@ from recperf.runs.evidence import Evidence, seal
 from recperf.runs.report import page, run_report
 from recperf.runs.result import Quality, Target
 from recperf.runs.schemas import SavedScores
+from recperf.tasks import CLICK_LABELS
 
 MACHINE = {
     "system": "Linux",
@@ -228,7 +229,7 @@ def quality_of(scores: dict[str, Any], auc: float) -> Quality:
     """The quality of a result with this content of scores.json."""
     none = Target(beat=None, accuracy=None, auc=None)
     quality = Quality(metrics={"auc": auc}, spread={}, seeds=[], target=none, met=True, baselines={})
-    add_detail(quality, require(scores, SavedScores, Path("scores.json"), what="is damaged"))
+    add_detail(CLICK_LABELS, quality, require(scores, SavedScores, Path("scores.json"), what="is damaged"))
     return quality
 
 

@@ -105,7 +105,7 @@ def test_a_comparison_is_short_and_compares_quality_only_of_the_same_rows(call: 
     assert printed[1].startswith("  quality   AUC 0.8212 → 0.8300")
     examples.change(tmp_path / "two", "result.json", "data.digest", "f0" * 32)
     printed = lines(call, "compare one two")
-    assert printed[1] == "  quality   not comparable: different data or split"
+    assert printed[1] == "  quality   not comparable: different task, data or split"
     assert "AUC" not in "\n".join(printed)
     for name, profile in (("old", profiles.eager()), ("new", profiles.graph())):
         Path(f"{name}.json").write_text(json.dumps(sealed(profile)))

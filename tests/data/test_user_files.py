@@ -13,9 +13,13 @@ import pytest
 
 from recperf.data.click_store.imports import import_clicks
 from recperf.data.click_store.options import ClickOptions
+from recperf.data.rows import pyarrow
+from recperf.data.user_files import formats, load
+from recperf.data.user_files.file import LONGEST_LINE, Source
+from recperf.data.user_files.formats import TextFormat
 from recperf.data.user_files.load import RowFile
-from recperf.data.user_files.source import LONGEST_LINE, inspect
-from recperf.data.user_files.text_rows import SkippedRows
+from recperf.data.user_files.source import inspect
+from recperf.data.user_files.text_rows import BadRows, SkippedRows, TextBlock
 from recperf.data.user_files.values import COLUMNS
 from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_dataset, import_events
@@ -34,6 +38,32 @@ def clicks(path: Path, content: str | bytes, folder: str = "clicks", **options: 
 
 
 INTER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\nu1\t7\t5.0\t881250949\nu2\t8\t1.0\t881250950\n"
+
+
+def test_a_text_format_is_one_declaration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines as logfmt has them, name=value: found by their first line, imported and read as rows."""
+
+    def rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
+        lines = [dict(part.split("=") for part in line.split()) for line in block.content.decode().splitlines()]
+        names = [source.names[at] for at in source.columns.values()]
+        columns = {f"f{at}": [line[name] for line in lines] for at, name in enumerate(names)}
+        connection.register("batch", pyarrow().table(columns))
+        return "batch"
+
+    logfmt = TextFormat(
+        name="logfmt",
+        begins=lambda path, line: line.startswith("user="),
+        names=lambda path, sample, delimiter: [part.split("=")[0] for part in sample.decode().split("\n")[0].split()],
+        rows=rows,
+    )
+    monkeypatch.setattr(formats, "TEXT", {"logfmt": logfmt, **formats.TEXT})
+    monkeypatch.setattr(load, "TEXT", formats.TEXT)
+    store = events(
+        tmp_path / "a.log", "user=u1 item=7 rating=5 time=881250949\nuser=u2 item=8 rating=1 time=881250950\n"
+    )
+    assert store.events == 2
+    (table,) = RowFile(tmp_path / "a.log").blocks(["item", "user"], 10)
+    assert table.to_pylist() == [{"item": "7", "user": "u1"}, {"item": "8", "user": "u2"}]
 
 
 def test_recbole_types_are_no_part_of_names(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_every_seed_that_was_asked_for_needs_a_trial(tmp_path: Path) -> None:
 def logged(tmp_path: Path, *events: dict[str, Any]) -> Evidence:
     folder = tmp_path / "run"
     folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"schema": 1, "workload": "w", "config": {}, "task": "click-labels"}')
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return Evidence(folder)
 

@@ -64,7 +64,12 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
     }
     found = compared(tmp_path, change, workload="other", measured=())
     said = "; ".join([*found.warnings, *found.notes])
-    for what in ("different workloads: micro-dlrm and other", "different data or split", "machine: 0", "commit: 4"):
+    for what in (
+        "different workloads: micro-dlrm and other",
+        "different task, data or split",
+        "machine: 0",
+        "commit: 4",
+    ):
         assert what in said
     assert "different devices: cpu and NVIDIA H200" in said
     assert not found.comparable
@@ -219,7 +224,10 @@ def test_throughput_and_rows_of_two_runs(tmp_path: Path) -> None:
         before = getattr(runs[1].run.result.data, name)  # type: ignore[union-attr]
         setattr(runs[1].run.result.data, name, value)  # type: ignore[union-attr]
         found = compare(*runs)
-        assert (found.comparable, found.warnings) == (False, ["different data or split: quality is not comparable"])
+        assert (found.comparable, found.warnings) == (
+            False,
+            ["different task, data or split: quality is not comparable"],
+        )
         setattr(runs[1].run.result.data, name, before)  # type: ignore[union-attr]
     assert compare(*runs).comparable
     # Beside the profile of another run there is no quality to compare.

@@ -16,6 +16,7 @@ from recperf.measure.profile_records import WorkloadFigures
 from recperf.runs import derive
 from recperf.runs.result import Difference, Evaluation, Quality, Target, Throughput, TrialResult
 from recperf.runs.schemas import SavedScores, Timing
+from recperf.tasks import CLICK_LABELS, NEXT_ITEM
 
 NO_TARGET = Target(beat=None, accuracy=None, auc=None)
 
@@ -154,7 +155,7 @@ def standing(*replicates: float) -> Difference:
 def detailed(scores: dict[str, Any], auc: float | None = 0.7, **baselines: dict[str, float]) -> Quality:
     metrics = {"log_loss": 0.5, "calibration_error": 0.02} | ({} if auc is None else {"auc": auc})
     quality = Quality(metrics=metrics, spread={}, seeds=[], target=NO_TARGET, met=False, baselines=baselines)
-    derive.add_detail(quality, msgspec.convert(scores, SavedScores))
+    derive.add_detail(CLICK_LABELS, quality, msgspec.convert(scores, SavedScores))
     return quality
 
 
@@ -226,7 +227,7 @@ def test_baselines_are_compared_with_the_seeds_that_have_their_rows() -> None:
     assert quality.ranking is None
     assert quality.warnings == ()
     assert detailed(SCORES).probabilities == ()
-    assert derive.compared(quality) == quality.differences
+    assert derive.compared(CLICK_LABELS, quality) == quality.differences
 
 
 def test_what_cannot_be_compared_is_left_out() -> None:
@@ -270,10 +271,9 @@ def test_rankings_are_means_over_the_seeds() -> None:
     assert [part.ranking for part in quality.segments] == [{"ndcg_10": 0.5}, {"ndcg_10": 0.125}]
     assert quality.not_ranked is None
     # Of labels the AUC decides, of next items the ranking.
-    assert derive.compared(quality) == ()
+    assert derive.compared(CLICK_LABELS, quality) == ()
     split = detailed({**scores, "ranking": {**facts, "split": "time"}})
-    split.metrics = {"ndcg_10": 0.5}
-    assert [row.baseline for row in derive.compared(split)] == ["high", "low"]
+    assert [row.baseline for row in derive.compared(NEXT_ITEM, split)] == ["high", "low"]
     plain = {**scores, "seeds": {"1": sampled(None, rows_digest="a", ranking=ranked(0.25))}}
     assert detailed(plain).ranking.lists is None  # type: ignore[union-attr]
     for name, value in (("ranking", None), ("seeds", {"3": sampled(None, rows_digest="a")})):
@@ -317,9 +317,9 @@ def test_a_target_is_met_if_every_bound_is(target: dict[str, Any], standing: str
         if place
     ]
     wanted = Target(**{"beat": None, "accuracy": None, "auc": None, **target})
-    assert derive.meets({"accuracy": 0.7, "auc": 0.8}, baselines, wanted, rows) is met
+    assert derive.meets(CLICK_LABELS, {"accuracy": 0.7, "auc": 0.8}, baselines, wanted, rows) is met
     # A bound of a metric that the workload does not have is none.
-    assert derive.meets({"ndcg_10": 0.2}, {}, Target(beat=None, accuracy=0.9, auc=0.9)) is True
+    assert derive.meets(NEXT_ITEM, {"ndcg_10": 0.2}, {}, Target(beat=None, accuracy=0.9, auc=0.9)) is True
 
 
 @pytest.mark.parametrize(
@@ -338,6 +338,7 @@ def test_the_interval_of_the_difference_decides_whether_a_baseline_is_beaten(neg
         "seeds": {"42": sampled(0.875, *replicates, rows_digest="a")},
     }  # fmt: skip
     evidence: Any = SimpleNamespace(
+        task=CLICK_LABELS,
         trials=lambda: trials,
         baselines={"rule": {"auc": 0.5}},
         has=lambda name: name == "scores.json" and negative is not None,

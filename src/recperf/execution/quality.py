@@ -58,8 +58,24 @@ LEAST_USERS, MOST_USERS, LEAST_NEGATIVES = 100, 10_000, 100
 LEAST_LISTED, MOST_LISTED = 20, 200
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How predictions of rows are compared with their labels; each function takes both."""
+
+    metrics: Callable[[Tensor, Tensor], dict[str, float]]
+    """Of a baseline; `Trial.metrics` has those of a model."""
+    leading: Callable[[Tensor, Tensor], float]
+    """The leading metric of the task."""
+    replicates: Callable[[Resampling, Tensor, Tensor], dict[str, list[float]]]
+    """Of the leading metric, and of others, in each bootstrap replicate."""
+    calibration: Callable[[Tensor, Tensor], list[dict[str, float]]] = lambda logits_N, labels_N: []
+
+
 class Assessment:
-    """The scores of a run's baselines and trained seeds, kept in scores.json as they come."""
+    """The scores of a run's baselines and trained seeds, kept in scores.json as they come. A task whose labels are
+    scored in another way names a subclass that has another `scoring`."""
+
+    scoring = Scoring(metrics=binary_metrics, leading=auc, replicates=Resampling.of_labels, calibration=reliability)
 
     def __init__(self, run: Run, world: Ranks, prepared: Prepared, notice: Callable[[str], None]) -> None:
         self.run, self.world, self.prepared, self.notice = run, world, prepared, notice
@@ -94,7 +110,7 @@ class Assessment:
     def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], SavedScores]:
         rows, logits = self.prepared.scored_rows(), self.prepared.baseline_logits()
         if metrics is None:
-            metrics = {name: binary_metrics(logits_N, rows.labels_N) for name, logits_N in logits.items()}
+            metrics = {name: self.scoring.metrics(logits_N, rows.labels_N) for name, logits_N in logits.items()}
         assessed = self._assessed
         scores = assessed.facts()
         scores.seeds = self._earlier_seeds(scores)
@@ -136,8 +152,8 @@ class Assessment:
         else:
             catalogue = self.prepared.catalogue()
         if catalogue is None:
-            return AssessedRows(rows, None, reason)
-        return AssessedRows(rows, catalogue, self._ranked(rows, catalogue))
+            return AssessedRows(rows, None, reason, self.scoring)
+        return AssessedRows(rows, catalogue, self._ranked(rows, catalogue), self.scoring)
 
     def _ranked(self, rows: ScoredRows, catalogue: Catalogue) -> RankedRows | str:
         """What the config asks for; once a seed has been ranked, what was ranked then, so that seeds are comparable."""
@@ -161,7 +177,7 @@ class Assessment:
         if recorded is None:
             return
         scores.seeds[str(seed)] = recorded
-        if (recorded.auc or 0.0) > LEAKED_AUC and scores.strongest_feature is None:
+        if self.scoring.leading is auc and (recorded.leading or 0.0) > LEAKED_AUC and scores.strongest_feature is None:
             strongest = self.prepared.strongest_feature()
             scores.strongest_feature = StrongestFeature(*strongest) if strongest else None
         self.run.write(FILE, sealed(scores))
@@ -173,10 +189,11 @@ class Assessment:
             return None
         assessed, digest = self._assessed, rows_digest(rows)
         if digest != assessed.digest:
-            assessed = AssessedRows(rows, None, "")
+            assessed = AssessedRows(rows, None, "", self.scoring)
         recorded = assessed.sampled(predictions.logits_N, rows.labels_N)
         recorded.rows_digest = digest
-        recorded.calibration = convert(reliability(predictions.logits_N, rows.labels_N), tuple[CalibrationBin, ...])
+        bins = self.scoring.calibration(predictions.logits_N, rows.labels_N)
+        recorded.calibration = convert(bins, tuple[CalibrationBin, ...])
         if isinstance(assessed.ranked, RankedRows):
             trial.recipe.model.train(False)
             recorded.ranking = assessed.ranks(trial.candidate_logits, predicts_labels=True)
@@ -192,6 +209,7 @@ class AssessedRows:
     catalogue: Catalogue | None
     ranked: RankedRows | str
     """Which rows are ranked, or why none are."""
+    scoring: Scoring
 
     @cached_property
     def resampling(self) -> Resampling | None:
@@ -237,17 +255,16 @@ class AssessedRows:
         )
 
     def sampled(self, logits_N: Tensor, labels_N: Tensor) -> SampledScores:
-        """The AUC, in each segment that has both classes, and in replicates."""
+        """The leading metric, in each segment whose labels differ, and in replicates."""
         assert self.resampling is not None
         by_segment = {}
         for name, (inside_N, _) in self.segments.items():
             inside_labels = labels_N[inside_N]
-            if 0 < int(inside_labels.sum()) < len(inside_labels):
-                by_segment[name] = auc(logits_N[inside_N], inside_labels)
+            if len(inside_labels) and inside_labels.min() < inside_labels.max():
+                by_segment[name] = self.scoring.leading(logits_N[inside_N], inside_labels)
         return SampledScores(
-            auc=auc(logits_N, labels_N),
-            auc_replicates=self.resampling.auc(logits_N, labels_N),
-            probability_replicates=self.resampling.probabilities(logits_N, labels_N),
+            leading=self.scoring.leading(logits_N, labels_N),
+            replicates=self.scoring.replicates(self.resampling, logits_N, labels_N),
             segments=by_segment,
         )
 

@@ -46,6 +46,7 @@ from ..runs.resume import (
 )
 from ..runs.schemas import Machine, Progress, read_file
 from ..stop import FLAG, StopFlag, poll
+from ..tasks import Task, named
 from .workload import OTHER_FEATURES, Prepared, Reporter, Trial, Workload, load
 
 if TYPE_CHECKING:
@@ -104,6 +105,12 @@ class TrainingRun:
             raise UsageError("--allow-change needs --resume: a new run may have any config")
         if self.resume:
             self._allowed_changes()
+        # Reports find the task by the name that the run will have of it.
+        task = named(self.workload.task.name)
+        for name, bound in vars(self.config.target).items():
+            if name not in ("beat", *task.bounds) and bound is not None and not self.resume:
+                what = f"target.{name} is {bound:g}, which {self.workload.name} does not measure"
+                raise ConfigError(what, where={"task": task.name}, fix="--target.beat, or no target")
 
     def check(self) -> tuple[str, Path]:
         """Check everything that can be checked without training; returns the name of the data and the run's folder."""
@@ -156,7 +163,8 @@ class TrainingRun:
         if self.resume:
             self.record = self._locked(self.resume)
         else:
-            self.record = Run.create(self.workload.name, to_json(self.config), folder=self.folder, job=job())
+            name, task = self.workload.name, self.workload.task.name
+            self.record = Run.create(name, to_json(self.config), folder=self.folder, task=task, job=job())
         self.folder = self.record.folder
         remember_run(self.record.folder)
         self.record.note_job(job())
@@ -314,7 +322,8 @@ class TrainingRun:
             self.assessment = assessment = assessment_of(self.workload, self.record, prepared, self.report.notice)
             # No step needs the baselines, unless beating one ends the training: they are computed after the first one.
             needed = self.config.train.stop_at_target and prepared.target.get("beat") is not None
-            self.reached = stopping_rule(self.config, assessment.baselines() if needed else {}, prepared.target)
+            baselines = assessment.baselines() if needed else {}
+            self.reached = stopping_rule(self.workload.task, self.config, baselines, prepared.target)
             trial = self._train_seeds(started)
             assessment.baselines()
             # Importing it takes a second that no step waits for.
@@ -338,7 +347,7 @@ class TrainingRun:
             raise ConfigError(
                 "train.stop_at_target is set, but the target has no bound",
                 where={"field": "train.stop_at_target"},
-                fix="--target.auc, --target.accuracy or --target.beat auto",
+                fix=" or ".join([*(f"--target.{name}" for name in self.workload.task.bounds), "--target.beat auto"]),
             )
         self._require_same_data()
         self.changed = self._changes(started)
@@ -407,7 +416,7 @@ class TrainingRun:
             if trial is not None:
                 trial = None
                 gc.collect()
-            # The dropout of hstu draws from torch's own generators, and a user's model may.
+            # Dropout draws from torch's own generators, and a user's model may draw anything.
             torch.manual_seed(seed)
             trial = self.prepared.trial(seed)
             poll()
@@ -494,9 +503,9 @@ def assessment_of(workload: Workload, record: Run, prepared: Prepared, notice: C
 
 
 def stopping_rule(
-    config: Any, baselines: dict[str, dict[str, float]], target: dict[str, Any]
+    task: Task, config: Any, baselines: dict[str, dict[str, float]], target: dict[str, Any]
 ) -> Callable[[dict[str, float]], bool]:
     """A function that says whether metrics end the training."""
     if not config.train.stop_at_target:
         return lambda metrics: False
-    return lambda metrics: meets(metrics, baselines, Target(**target))
+    return lambda metrics: meets(task, metrics, baselines, Target(**target))

@@ -153,7 +153,7 @@ class Served(Protocol):
 
     def rank_histories(self, histories: Sequence[NDArray[np.int64]]) -> Tensor:
         """The logits of all items for histories, each of places in `items` with the newest last, on the host."""
-        raise UsageError("this model ranks items for users of its data only", fix="--users, or a run of hstu")
+        raise UsageError("this model ranks items for users of its data only", fix="--users, or a model of next items")
 
     def probabilities(self, logits_UI: Tensor) -> Tensor:
         """The score of each item: the probability of a positive label."""

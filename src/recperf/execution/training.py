@@ -22,7 +22,6 @@ from ..runs.result import Change
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
 from ..stop import name_of
-from ..tasks import merit
 from ..train import checkpoint_folder as folders
 from ..train.checkpoint import CheckpointStore, shape_mismatch, tensor_bytes
 from ..train.config import TrainConfig
@@ -75,8 +74,9 @@ class SeedTraining:
         if whole.log and whole.workload.submission:
             self.submission = load(whole.workload.submission)(trial, seed, whole.log)
         self.evaluator = Evaluator(
-            recipe=trial.recipe, score=self._score, emit=self.emit, seed=seed, enough=whole.reached, log=self.submission
-        )
+            recipe=trial.recipe, score=self._score, emit=self.emit, seed=seed, task=whole.workload.task,
+            enough=whole.reached, log=self.submission,
+        )  # fmt: skip
         self.minutes = Minutes(0)
         self._into: dict[str, Any] = {}
         """The state of the trial before anything was loaded."""
@@ -119,7 +119,7 @@ class SeedTraining:
         if chosen is not last:
             self._return_to(chosen, start)
         self.whole.assessment.trained(seed, self.trial, self._last_predictions(chosen["step"], start))
-        best = max(self.evaluator.history, key=lambda entry: merit(entry["metrics"]))
+        best = max(self.evaluator.history, key=lambda entry: self.whole.workload.task.merit(entry["metrics"]))
         return {"seed": seed, "metrics": chosen["metrics"], "best": best, "stopped_early": early}
 
     def _return_to(self, chosen: dict[str, Any], start: Position) -> None:
@@ -329,7 +329,7 @@ class SeedTraining:
             "trial": self.trial.state(),
             "position": vars(position),
             "history": self.evaluator.history,
-            # The dropout of hstu draws from torch's generators, and a user's own model may.
+            # Dropout draws from torch's generators, and a user's own model may draw anything.
             "rng": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if uses_gpu else []},
             "contract": {**self.contract, OPERATORS: choice.used()},
             "baselines": self.run.digest("baselines.json"),

@@ -97,6 +97,8 @@ class Comparison(Struct):
     """What limits the step on each side."""
     shares: dict[str, tuple[float, float]]
     """Share of the step by limit on both sides, the largest first."""
+    task: str = ""
+    """What both runs predict, or the second; empty unless both are runs."""
 
     def regressions(self, gate: float) -> list[TimeChange]:
         gated = (change for name in GATED for change in self.groups.get(name, ()))
@@ -128,7 +130,7 @@ def compare(old: Side, new: Side) -> Comparison:
         if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
     ]
     if len(results) == 2 and not comparable:
-        warnings.append("different data or split: quality is not comparable")
+        warnings.append("different task, data or split: quality is not comparable")
     rates = [steady.samples_per_s if (steady := one.performance.steady) else None for one in results]
     steps = (TimedPart(ms=side.step, share=1.0) if side.step else None for side in (old, new))
     return Comparison(
@@ -144,6 +146,7 @@ def compare(old: Side, new: Side) -> Comparison:
         missing=missing,
         limits=(old.limit, new.limit),
         shares={limit: both[limit] for limit in sorted(noticed, key=lambda limit: -max(both[limit]))},
+        task=results[1].task if len(results) == 2 else "",
     )
 
 
@@ -151,7 +154,7 @@ def _scored_rows(side: Side) -> tuple[Any, ...]:
     """What decides on which rows a run was scored."""
     assert side.run
     data, fields = side.run.result.data, flatten(side.run.config.config)
-    return data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
+    return side.run.result.task, data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
 
 
 def _quality(old: Evidence, new: Evidence) -> dict[str, MetricChange]:

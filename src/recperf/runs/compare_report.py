@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from ..tasks import of
+from ..tasks import named
 from .compare import Comparison, MetricChange, TimeChange, compare, has_spread
 from .evidence import Evidence
 from .report import charts, page, run_report
@@ -51,7 +51,7 @@ def report(comparison: Comparison) -> Report:
         subtitle=_differing(comparison),
         verdict="",
         measured=True,
-        facts=[fact for fact in _facts(comparison, of(comparison.quality).columns) if fact[1]],
+        facts=[fact for fact in _facts(comparison, _columns(comparison)) if fact[1]],
         sections=[section for section in sections if section.blocks],
     )
 
@@ -77,9 +77,14 @@ class Compared(Comparison):
 
 def summary(comparison: Comparison) -> str:
     """The comparison in one sentence."""
-    facts = dict(_facts(comparison, of(comparison.quality).columns[:1]))
+    facts = dict(_facts(comparison, _columns(comparison)[:1]))
     score = facts["quality"] if comparison.comparable else ""
     return fmt.sentence("; ".join(filter(None, [_differing(comparison), score, facts["limit"].partition(":")[0]])))
+
+
+def _columns(comparison: Comparison) -> tuple[str, ...]:
+    """The metrics that are shown first."""
+    return named(comparison.task).columns if comparison.task else ()
 
 
 def _differing(comparison: Comparison) -> str:
@@ -100,7 +105,7 @@ def _facts(comparison: Comparison, metrics: tuple[str, ...]) -> list[tuple[str, 
         limit += f": {', '.join(shares[:3])}"
     incomparable = comparison.quality and not comparison.comparable
     return [
-        ("quality", "not comparable: different data or split" if incomparable else scores),
+        ("quality", "not comparable: different task, data or split" if incomparable else scores),
         ("speed", " → ".join(rates) if len(rates) == 2 else ""),
         ("limit", limit),
         *(("" if index else "config", text) for index, text in enumerate([*fields[:CHANGED], *more])),

@@ -97,7 +97,9 @@ def finding(objections: Iterable[str], detail: str) -> Finding:
 
 def _result(evidence: Evidence) -> Finding:
     """result.json is computed again from the other files."""
-    result, stated = evidence.result, evidence.file("result.json", dict[str, Any])
+    result = evidence.result
+    # Results from before they named their task have the same without its name.
+    stated = {"task": result.task, **evidence.file("result.json", dict[str, Any])}
     derived = as_json(result_again(evidence))
     steady, verified = result.performance.steady, result.provenance.data_verified
     shown = f"{steady.samples_per_s:,.0f} samples/s over {steady.steps:,} steady steps" if steady else "no steps"
@@ -145,8 +147,8 @@ def quality_target(target: Derive) -> Claim:
             for name, bound in asked.items()
             if getattr(stated, name) != bound
         ]
-        quality = evidence.result.quality
-        reached = list(bounds(quality.metrics, quality.baselines, stated, compared(quality)))
+        task, quality = evidence.task, evidence.result.quality
+        reached = list(bounds(task, quality.metrics, quality.baselines, stated, compared(task, quality)))
         objections += [f"missed: {text}" for text, met in reached if not met]
         return finding(objections, ", ".join(text for text, _ in reached) or "no target set")
 

@@ -20,7 +20,7 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import WorkloadFigures
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
-from ..tasks import AUC, NDCG, ORACLES, baseline_to_beat, of
+from ..tasks import AUC, NDCG, ORACLES, Task, lower_is_better, signed
 from .evidence import START, Evidence
 from .result import (
     SCHEMA,
@@ -74,6 +74,7 @@ def result_of(
     return Result(
         schema=SCHEMA,
         workload=config.workload,
+        task=evidence.task.name,
         run=run,
         quality=quality_of(evidence, target),
         performance=performance,
@@ -106,7 +107,7 @@ def result_again(evidence: Evidence) -> Result:
 
 def quality_of(evidence: Evidence, target: Target) -> Quality:
     """Mean and spread over the seeds, the baselines, whether the target is met, and what scores.json adds."""
-    trials, baselines = evidence.trials(), evidence.baselines
+    task, trials, baselines = evidence.task, evidence.trials(), evidence.baselines
     values = {name: [trial.metrics[name] for trial in trials] for name in trials[0].metrics}
     metrics = {name: statistics.fmean(each) for name, each in values.items()}
     quality = Quality(
@@ -118,33 +119,44 @@ def quality_of(evidence: Evidence, target: Target) -> Quality:
         baselines=baselines,
     )
     if evidence.has("scores.json"):
-        add_detail(quality, evidence.file("scores.json", SavedScores))
-    quality.met = meets(metrics, baselines, target, compared(quality))
+        add_detail(task, quality, evidence.file("scores.json", SavedScores))
+    quality.met = meets(task, metrics, baselines, target, compared(task, quality))
     return quality
 
 
 def meets(
-    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
+    task: Task, metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
 ) -> bool:
     """Whether every bound of the target holds; None is no bound."""
-    return all(met for _, met in bounds(metrics, baselines, target, differences))
+    return all(met for _, met in bounds(task, metrics, baselines, target, differences))
 
 
 def bounds(
-    metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
+    task: Task, metrics: Metrics, baselines: dict[str, Metrics], target: Target, differences: Sequence[Difference] = ()
 ) -> Iterator[tuple[str, bool]]:
     """Every bound of the target beside the value that was reached, and whether it is met: a baseline is beaten where
-    the leading metric is higher by more than the interval of the difference, or where that is not known, at all."""
-    beat = baseline_to_beat(target.beat, baselines)
+    the leading metric is better by more than the interval of the difference, or where that is not known, at all."""
+    beat = task.baseline_to_beat(target.beat, baselines)
     if beat is not None:
-        name = of(metrics).leading
-        value, least = metrics[name], baselines[beat][name]
+        name = task.leading
+        value, bar, side = metrics[name], baselines[beat][name], better_side(name)
         place = next((row.standing for row in differences if row.baseline == beat), None)
-        text = f"{name} {value:.4f} (above {least:.4f}, {beat}{f': {place}' if place else ''})"
-        yield text, value > least and place in (None, "above")
-    for name, bound in (("accuracy", target.accuracy), ("auc", target.auc)):
-        if bound is not None and name in metrics:
-            yield f"{name} {metrics[name]:.4f} (at least {bound:g})", metrics[name] >= bound
+        text = f"{name} {value:.4f} ({side} {bar:.4f}, {beat}{f': {place}' if place else ''})"
+        yield text, signed(name, value) > signed(name, bar) and place in (None, side)
+    for name, bound in target.bounds.items():
+        if name in metrics:
+            text = f"{name} {metrics[name]:.4f} ({limit_text(name)} {bound:g})"
+            yield text, signed(name, metrics[name]) >= signed(name, bound)
+
+
+def better_side(metric: str) -> str:
+    """On which side of a baseline a value is better: above or below."""
+    return "below" if lower_is_better(metric) else "above"
+
+
+def limit_text(metric: str) -> str:
+    """How a bound of a metric is meant."""
+    return "at most" if lower_is_better(metric) else "at least"
 
 
 def mfu(figures: WorkloadFigures, peaks: Peaks | None, steady: Throughput | None) -> float | None:
@@ -240,39 +252,21 @@ def combined(seeds: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(draw.choice(seeds)[place] for _ in seeds) for place in range(len(seeds[0]))]
 
 
-def add_detail(quality: Quality, scores: SavedScores) -> None:
+def add_detail(task: Task, quality: Quality, scores: SavedScores) -> None:
     """Fill in what follows from scores.json."""
-    seeds, baselines = list(scores.seeds.values()), scores.baselines
-    if seeds and seeds[0].auc is not None:
-        bounds = interval(combined([seed.auc_replicates for seed in seeds]))
+    seeds, baselines, leading = list(scores.seeds.values()), scores.baselines, task.leading
+    if seeds and seeds[0].leading is not None:
+        rows = [seed.replicates[leading] for seed in seeds]
+        ends = interval(combined(rows))
         quality.interval = ModelInterval(
-            low=bounds.low, high=bounds.high, by=scores.by, units=scores.units, replicates=len(seeds[0].auc_replicates)
+            low=ends.low, high=ends.high, by=scores.by, units=scores.units, replicates=len(rows[0])
         )
     paired = [seed for seed in seeds if seed.rows_digest == scores.rows_digest]
     if paired:
         quality.segments = tuple(_segment(name, facts, paired, scores) for name, facts in scores.segments.items())
         quality.calibration = tuple(_calibration(bins) for bins in zip(*(seed.calibration for seed in paired)))
     if paired and baselines:
-        quality.baseline_intervals = {name: interval(rule.auc_replicates) for name, rule in baselines.items()}
-        replicates = [seed.auc_replicates for seed in paired]
-        own = statistics.fmean(seed.auc or 0.0 for seed in paired)
-        quality.differences = tuple(
-            _difference(AUC, name, own - (rule.auc or 0.0), replicates, rule.auc_replicates)
-            for name, rule in sorted(baselines.items(), key=lambda item: -(item[1].auc or 0.0))
-        )
-        losses = {rule: values["log_loss"] for rule, values in quality.baselines.items() if "log_loss" in values}
-        rules = [rule for rule in baselines if rule in losses and rule not in ORACLES]
-        best = min(rules, key=lambda rule: losses[rule], default="")
-        quality.probabilities = tuple(
-            _difference(
-                name,
-                best,
-                quality.metrics[name] - quality.baselines[best][name],
-                [seed.probability_replicates[name] for seed in paired],
-                theirs,
-            )
-            for name, theirs in (baselines[best].probability_replicates if best else {}).items()
-        )
+        _add_differences(leading, quality, paired, baselines)
     facts, ranked = scores.ranking, [seed.ranking for seed in paired if seed.ranking]
     if facts and ranked:
         metrics, ndcg = _means([seed.metrics for seed in ranked]), [seed.ndcg_replicates for seed in ranked]
@@ -294,7 +288,34 @@ def add_detail(quality: Quality, scores: SavedScores) -> None:
         )
     else:
         quality.not_ranked = scores.not_ranked
-    quality.warnings = tuple(warnings(scores, quality.metrics.get("auc", 0.0)))
+    quality.warnings = tuple(warnings(scores, quality.metrics.get(AUC, 0.0)))
+
+
+def _add_differences(
+    leading: str, quality: Quality, paired: list[SampledScores], baselines: dict[str, SampledScores]
+) -> None:
+    """To every baseline in the leading metric; in the others, to the one that is the best in the first of them."""
+    quality.baseline_intervals = {name: interval(rule.replicates[leading]) for name, rule in baselines.items()}
+    replicates = [seed.replicates[leading] for seed in paired]
+    own = statistics.fmean(seed.leading or 0.0 for seed in paired)
+    quality.differences = tuple(
+        _difference(leading, name, own - (rule.leading or 0.0), replicates, rule.replicates[leading])
+        for name, rule in sorted(baselines.items(), key=lambda item: -signed(leading, item[1].leading or 0.0))
+    )
+    others = [name for name in paired[0].replicates if name != leading]
+    known = {rule: row for rule, row in quality.baselines.items() if others and others[0] in row}
+    rules = [rule for rule in baselines if rule in known and rule not in ORACLES]
+    best = max(rules, key=lambda rule: signed(others[0], known[rule][others[0]]), default="")
+    quality.probabilities = tuple(
+        _difference(
+            name,
+            best,
+            quality.metrics[name] - quality.baselines[best][name],
+            [seed.replicates[name] for seed in paired],
+            baselines[best].replicates[name],
+        )
+        for name in (others if best else ())
+    )
 
 
 def _segment(name: str, facts: SegmentFacts, seeds: list[SampledScores], scores: SavedScores) -> Segment:
@@ -346,16 +367,17 @@ def best_of(differences: Sequence[Difference]) -> Difference | None:
     return next((row for row in differences if row.baseline not in ORACLES), None)
 
 
-def compared(quality: Quality) -> Sequence[Difference]:
+def compared(task: Task, quality: Quality) -> Sequence[Difference]:
     """The differences to every baseline in the leading metric, which decide whether it is beaten."""
-    known = (*quality.differences, *(quality.ranking.differences if quality.ranking else ()))
-    return tuple(row for row in known if row.metric == of(quality.metrics).leading)
+    known = quality.differences if not task.ranks_items else quality.ranking.differences if quality.ranking else ()
+    return tuple(row for row in known if row.metric == task.leading)
 
 
-def leading_interval(quality: Quality) -> Interval | None:
+def leading_interval(task: Task, quality: Quality) -> Interval | None:
     """The 95 % interval of the leading metric; None if it is not known."""
-    known = {AUC: quality.interval, NDCG: quality.ranking.interval if quality.ranking else None}
-    return known.get(of(quality.metrics).leading)
+    if task.ranks_items:
+        return quality.ranking.interval if quality.ranking else None
+    return quality.interval
 
 
 def few_rows(rows: int) -> str | None:

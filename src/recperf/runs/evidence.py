@@ -24,7 +24,7 @@ from ..measure.profile import KIND, StepProfile
 from ..measure.profile import SCHEMA as PROFILE_SCHEMA
 from ..measure.profile_records import PAIR_SCHEMA, Component, Pair, WorkloadFigures
 from ..measure.trace.file import looks_like_trace
-from ..tasks import chosen_evaluation, merit, of
+from ..tasks import Task, named, of
 from ..train.checkpoint_folder import StoredFile, file_fault
 from .record import PROFILE_MARK, Run, read_saved_config
 from .result import SCHEMA, Data, Evaluation, Metrics, Result, TrialResult
@@ -94,6 +94,11 @@ class Evidence:
         return self.config.workload
 
     @cached_property
+    def task(self) -> Task:
+        """What the model predicts."""
+        return named(self.config.task) if self.config.task else task_of(self.log)
+
+    @cached_property
     def result(self) -> Result:
         path, workload = self.folder / "result.json", self.workload
         if not self.has("result.json") and self.has(PROFILE_MARK):
@@ -107,6 +112,7 @@ class Evidence:
         if result.workload != workload:
             what = f"result.json is of workload {result.workload!r}, config.json of {workload!r}"
             raise DataError(what, where={"file": path})
+        named(result.task)
         return result
 
     @property
@@ -185,8 +191,8 @@ class Evidence:
         for seed in self.seeds():
             name, history = f"trial-{seed}.json", self._history(seed)
             trial = self.file(name, TrialResult)
-            chosen = history[chosen_evaluation([entry.metrics for entry in history])]
-            best = max(history, key=lambda entry: merit(entry.metrics))
+            chosen = history[self.task.chosen([entry.metrics for entry in history])]
+            best = max(history, key=lambda entry: self.task.merit(entry.metrics))
             if (trial.seed, trial.metrics, trial.best) != (seed, chosen.metrics, best):
                 raise DataError(f"{name}: seed or metrics differ from the evaluation in events.jsonl that counts")
             trials.append(trial)
@@ -198,7 +204,7 @@ class Evidence:
         for event in self.events(Scores, seed=seed):
             if event.split == "valid":
                 metrics = fit(event.metrics, Metrics)
-                if isinstance(metrics, Problem) or of(metrics).leading not in metrics or event.epoch is None:
+                if isinstance(metrics, Problem) or self.task.leading not in metrics or event.epoch is None:
                     raise DataError(f"events.jsonl has an evaluation of seed {seed} that is damaged")
                 history.append(Evaluation(step=event.step, epoch=event.epoch, metrics=metrics))
         if not history:
@@ -212,6 +218,11 @@ class Evidence:
         if len(losses) < 2 or [event.step for event in steps] != [*range(1, len(losses) + 1)]:
             raise DataError(f"events.jsonl does not have every step of seed {seed} once")
         return losses
+
+
+def task_of(log: Iterable[Event]) -> Task:
+    """What the model of a run from before runs named it predicts, by the metrics in its log."""
+    return of(name for event in log if isinstance(event, Scores) for name in event.metrics)
 
 
 def curve(log: Iterable[Event], name: str) -> Series:

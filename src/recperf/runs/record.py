@@ -101,10 +101,10 @@ class Run:
             raise
 
     @classmethod
-    def create(cls, workload: str, config: ConfigValues, *, folder: Path | None, job: str = "") -> Run:
+    def create(cls, workload: str, config: ConfigValues, *, folder: Path | None, task: str = "", job: str = "") -> Run:
         """A new folder, by default runs/<workload>-<time>-<id>. An existing run is never overwritten.
 
-        `job`: torchrun's id of the job that creates it.
+        `task`: what the workload predicts; `job`: torchrun's id of the job that creates it.
         """
         if folder is None:
             folder = new_folder(workload)
@@ -125,7 +125,8 @@ class Run:
             run = cls(folder, made=made)
         # A folder with a config is a run; a job that is restarted must know it as its own from then on.
         run.note_job(job)
-        write_json(folder / "config.json", SavedConfig(schema=CONFIG_SCHEMA, workload=workload, config=config))
+        saved = SavedConfig(schema=CONFIG_SCHEMA, workload=workload, config=config, task=task)
+        write_json(folder / "config.json", saved)
         return run
 
     @classmethod

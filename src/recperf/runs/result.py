@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 from ..jsonfile import Meta, Number, Struct, as_json, require
 from ..measure.records import Percentiles
+from ..tasks import of
 
 SCHEMA = 3
 
 Metrics = dict[str, Number]
-"""accuracy, auc, log_loss, calibration (predicted over observed positives), calibration_error (over 15 bins); of next
-items hit_rate_10, ndcg_10, mrr and validation_ndcg_10; of a model whose epoch was chosen on rows inside the training
-time, validation_log_loss of these."""
+"""Those of the task. Of labels accuracy, auc, log_loss, calibration (predicted over observed positives),
+calibration_error (over 15 bins) and, where rows inside the training time chose the epoch, validation_log_loss of these;
+of next items hit_rate_10, ndcg_10, mrr and validation_ndcg_10."""
 
 
 Baselines = Annotated[dict[str, Metrics], Meta(min_length=1)]
@@ -37,8 +38,8 @@ class TrialResult(Struct, omit_defaults=True):
     metrics: Metrics
     """After the last step or, where validation chose the epoch, after that."""
     best: Evaluation
-    """The evaluation with the highest AUC: optimistic, because it is chosen on the validation rows. Of next items, that
-    with the highest NDCG@10 of validation items."""
+    """The evaluation with the best value of the metric by which the task chooses the epoch or, where no rows choose
+    it, of the leading metric: that is optimistic, because it is chosen on the validation rows."""
     stopped_early: int | None = None
     """Steps done when the target was met or validation no longer improved; None: training ran to its end."""
 
@@ -47,9 +48,15 @@ class Target(Struct):
     """What had to be reached; None: no bound."""
 
     beat: str | None
-    """The baseline whose AUC, or of next items NDCG@10, had to be exceeded."""
+    """The baseline that had to be beaten in the leading metric of the task."""
     accuracy: Number | None
     auc: Number | None
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bounds that were set, by metric."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "beat"}
+        return {name: bound for name, bound in values.items() if bound is not None}
 
 
 class Interval(Struct):
@@ -60,7 +67,7 @@ class Interval(Struct):
 
 
 class ModelInterval(Interval):
-    """Of the model's AUC; with several seeds, of their mean: a replicate draws the seeds too."""
+    """Of the model's leading metric; with several seeds, of their mean: a replicate draws the seeds too."""
 
     by: str
     """What a replicate draws with replacement: users or rows."""
@@ -102,9 +109,9 @@ class Segment(Struct, omit_defaults=True):
     at_most: int
     """The most that the user, or item, of a row in the segment has; 0 for the rest."""
     auc: Number | None
-    """None: the rows have one class only."""
+    """The AUC, or the leading metric of a task that has another. None: the rows have one class only."""
     baselines: Metrics
-    """AUC of each baseline."""
+    """The same of each baseline."""
     ranking: Metrics | None
     """Of the ranked rows in the segment; None: there are none."""
     counted: str = "training rows"
@@ -155,13 +162,14 @@ class Quality(Struct, omit_defaults=True):
     baselines: dict[str, Metrics]
     """Metrics of simple rules on the same split."""
     interval: ModelInterval | None = None
-    """Of the AUC; None for more than 20 million rows."""
+    """Of the leading metric of labels; None for more than 20 million rows."""
     baseline_intervals: dict[str, Interval] | None = None
     differences: tuple[Difference, ...] = ()
-    """Of the AUC, to every baseline, the best first."""
+    """Of the leading metric of labels, to every baseline, the best first."""
     probabilities: tuple[Difference, ...] = ()
     """Of the log loss and of the calibration error, to the baseline with the lowest log loss: more AUC may come with a
-    loss there."""
+    loss there. Of a task that leads with another metric, of the others that have replicates, to the best in the first
+    of them."""
     segments: tuple[Segment, ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
     """Means over the seeds."""
@@ -361,6 +369,12 @@ class Result(Struct):
     performance: Performance
     data: Data
     provenance: Provenance
+    task: str = ""
+    """What the workload predicts: click-labels, event-labels or next-item. It says which metrics there are, and which
+    leads."""
+
+    def __post_init__(self) -> None:
+        self.task = self.task or of(self.quality.metrics).name
 
     def keys(self) -> Iterator[str]:
         return iter(self.__struct_fields__)

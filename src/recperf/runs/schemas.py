@@ -13,6 +13,7 @@ from .. import jsonfile
 from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Problem, Struct, decode, fit
+from ..tasks import AUC
 from .result import CalibrationBin, Change, Evaluation, Metrics
 
 T = TypeVar("T")
@@ -26,6 +27,8 @@ class SavedConfig(Struct, omit_defaults=True):
     config: ConfigValues
     changed: tuple[Change, ...] = ()
     """Fields that were changed on purpose when the run was resumed."""
+    task: str = ""
+    """What the workload predicts; empty in a profile, and in runs from before they named it."""
 
 
 class Progress(Struct, omit_defaults=True):
@@ -96,17 +99,25 @@ class RankingFacts(Struct, omit_defaults=True):
 class SampledScores(Struct, omit_defaults=True):
     """The quality of a baseline or of a trained seed, and of bootstrap replicates of the scored rows."""
 
-    auc: Number | None = None
-    """None where nothing is labelled."""
-    auc_replicates: list[Number] = field(default_factory=list)
+    leading: Number | None = None
+    """The leading metric of the task; None where nothing is labelled."""
+    replicates: dict[str, list[Number]] = field(default_factory=dict)
+    """Of the leading metric and of others, by their names."""
     segments: Metrics = field(default_factory=dict)
-    """The AUC in segments of the rows."""
-    probability_replicates: dict[str, list[Number]] = field(default_factory=dict)
-    """Of the log loss and of the calibration error."""
+    """The leading metric in segments of the rows."""
     rows_digest: str | None = None
     """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
     calibration: tuple[CalibrationBin, ...] = ()
     ranking: SampledRanking | None = None
+    auc: Number | None = None
+    auc_replicates: list[Number] = field(default_factory=list)
+    probability_replicates: dict[str, list[Number]] = field(default_factory=dict)
+    """These three only in runs from before `replicates`, which knew no other leading metric than the AUC."""
+
+    def __post_init__(self) -> None:
+        if self.auc is not None:
+            self.leading, self.replicates = self.auc, {AUC: self.auc_replicates, **self.probability_replicates}
+            self.auc, self.auc_replicates, self.probability_replicates = None, [], {}
 
 
 class StrongestFeature(Struct):

@@ -86,7 +86,7 @@ def of_run(run: Evidence) -> Side:
         side = of_profile(run.folder / "profile.json", run.profile)
     if performance.step_ms:
         side.groups["training"] = {"step in training": TimedPart(ms=performance.step_ms, share=1.0)}
-    side.identity["devices"] = performance.device
+    side.identity["devices"], side.identity["tasks"] = performance.device, run.result.task
     side.circumstances[""] = side.circumstances.get("", {}) | {"machine": origin.machine, "commit": origin.commit}
     side.run, side.config = run, run.config.config
     if run.result.data.synthetic:

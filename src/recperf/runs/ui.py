@@ -23,10 +23,10 @@ from msgspec import to_builtins
 from ..errors import RecperfError, notice_once
 from ..files import open_regular
 from ..jsonfile import Struct
-from ..tasks import leading_metrics, of
+from ..tasks import named
 from .compare_report import html_of_runs
 from .derive import leading_interval
-from .evidence import Evidence, curve, read_peaks, read_profile
+from .evidence import Evidence, curve, read_peaks, read_profile, task_of
 from .record import PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
@@ -115,8 +115,10 @@ class Runs:
         folder = self.named(name)
         with self._lock:
             events = self._logs.setdefault(name, Log(folder / "events.jsonl")).read()
-        metric = next((one for one in leading_metrics() if curve(events, one)), "")
-        series = {"training loss": curve(events, "loss"), fmt.metric(metric) if metric else "": curve(events, metric)}
+        run = Evidence(folder)
+        task = named(run.config.task) if run.has("config.json") and run.config.task else task_of(events)
+        metric = task.leading
+        series = {"training loss": curve(events, "loss"), fmt.metric(metric): curve(events, metric)}
         return {
             title: [[group.step, group.mean] for group in grouped(points)] for title, points in series.items() if points
         }
@@ -176,9 +178,9 @@ def _entry(name: str, folder: Path) -> RunEntry:
             return entry
         result = run.result
         entry.state = "finished"
-        quality, performance = result.quality, result.performance
-        if (metric := of(quality.metrics).leading) in quality.metrics:
-            ends = leading_interval(quality)
+        quality, performance, task = result.quality, result.performance, run.task
+        if (metric := task.leading) in quality.metrics:
+            ends = leading_interval(task, quality)
             spread = f" ({ends.low:.3f} to {ends.high:.3f})" if ends else ""
             entry.quality = f"{fmt.metric(metric)} {quality.metrics[metric]:.4f}{spread}"
         entry.speed = fmt.throughput(performance.steady or performance.overall)

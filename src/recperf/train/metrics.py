@@ -188,6 +188,10 @@ class Resampling:
         error_R = gaps_R / (weights_RG @ rows_G).clamp_min(1)
         return {"log_loss": self.mean(losses_N, torch.arange(len(losses_N))), "calibration_error": error_R.tolist()}
 
+    def of_labels(self, logits_N: Tensor, labels_N: Tensor) -> dict[str, list[float]]:
+        """The AUC, the log loss and the calibration error in each replicate."""
+        return {"auc": self.auc(logits_N, labels_N), **self.probabilities(logits_N, labels_N)}
+
     def mean(self, values_Q: Tensor, rows_Q: Tensor) -> list[float]:
         """The mean of a value of some rows in each replicate; of all of them where a replicate has none."""
         group_Q, groups = self.groups_N[rows_Q], self.weights_RG.shape[1]

@@ -22,7 +22,7 @@ from ..measure.clocks import StepMarks, timing_event
 from ..measure.peaks.other_work import OtherWork
 from ..ops.arguments import raise_if_any
 from ..stop import reached
-from ..tasks import chosen_evaluation, merit, of
+from ..tasks import Task
 from .loop import Position, Recipe, RecordNorm
 
 
@@ -249,6 +249,7 @@ class Evaluator:
     score: Callable[[Position], dict[str, float]]
     emit: Emit
     seed: int
+    task: Task
     enough: Callable[[dict[str, float]], bool] = lambda metrics: False
     """Whether these metrics meet the target, which ends the training."""
     log: EvaluationLog | None = None
@@ -278,7 +279,7 @@ class Evaluator:
             # The update of a step whose loss was finite can make weights infinite.
             if not math.isfinite(value):
                 raise GateFailed(f"the {name} of the validation rows is {value} at step {position.step}", fix=DIVERGED)
-        best = all(merit(metrics) > merit(past["metrics"]) for past in self.history)
+        best = all(self.task.merit(metrics) > self.task.merit(past["metrics"]) for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         if self.log:
@@ -293,7 +294,7 @@ class Evaluator:
     @property
     def chosen(self) -> dict[str, Any]:
         """The evaluation of the weights that training would end with now."""
-        return self.history[chosen_evaluation([entry["metrics"] for entry in self.history])]
+        return self.history[self.task.chosen([entry["metrics"] for entry in self.history])]
 
     @property
     def met(self) -> bool:
@@ -371,8 +372,7 @@ class Watchers:
     def _saves_score(self, position: Position) -> bool:
         ends = position.step >= self.recipe.steps or self.evaluator.met
         # The best of these is read back in the end.
-        metrics = self.evaluator.history[-1]["metrics"]
-        validated = of(metrics).choosing in metrics
+        validated = self.evaluator.task.choosing in self.evaluator.history[-1]["metrics"]
         return self.save_scored or validated or (self.save_end and ends)
 
     def _score(self, position: Position) -> bool:

@@ -13,7 +13,7 @@ from ...files import make_folder, writing
 from ...folders import one_at_a_time, temporary_folder
 from ..datasets import Dataset, legal_name
 from ..rows import pyarrow
-from ..user_files.load import LIST_MARK, LIST_ROLE
+from ..user_files.formats import LIST_MARK, LIST_ROLE
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
 from ..yambda.store import EventStore, originals, own_ids
 from .encode import MANIFEST, VERSION

@@ -14,8 +14,9 @@ from typing import Any, Final, Literal
 from ...config import require, within
 from ...errors import DataError, UsageError
 from ..user_files import values as sql
+from ..user_files.file import Source
 from ..user_files.options import FileOptions
-from ..user_files.source import Source, inspect, position_of, recognised_columns, require_distinct, shown_names
+from ..user_files.source import inspect, position_of, recognised_columns, require_distinct, shown_names
 from ..user_files.values import column_types, fetch_row, literal
 
 MOST_FEATURES: Final = 500
@@ -113,11 +114,11 @@ def choose_columns(options: ClickOptions) -> tuple[Source, Columns]:
     source = inspect(options.clicks, {}, delimiter=options.delimiter, header="yes")
     names = source.names
     has_header = source.has_header and options.header != "no"
-    if options.header == "auto" and source.format == "csv" and names and all(map(_is_number, names)):
+    if options.header == "auto" and source.delimited and names and all(map(_is_number, names)):
         has_header = False
     if options.header != "yes" and source.delimiter == "\t" and len(names) == len(CRITEO) and names[0] in ("0", "1"):
         names, has_header = CRITEO, False
-    elif source.format == "csv" and not has_header:
+    elif source.delimited and not has_header:
         by_name = options.label is None and options.rating is None
         is_ratings = by_name and len(names) == len(RATINGS) and float(names[2]) <= MOST_RATING
         names = RATINGS if is_ratings else [f"column_{number}" for number in range(1, len(names) + 1)]

@@ -1,8 +1,7 @@
 """Load the columns of a user's file into the DuckDB table `raw`, one column per role, rows in the order of the file.
 
-Text is read in blocks of whole rows (`text_rows.py`), so that every bad row is known by its number. DuckDB reads the
-fields of a block of CSV or JSON lines. pyarrow reads Parquet, because it verifies checksums of pages and DuckDB does
-not. Text in `raw` has no whitespace around it, and empty text is NULL.
+Text is read in blocks of whole rows (`text_rows.py`), so that every bad row is known by its number; `formats.py` says
+how the rows of a block are read. Text in `raw` has no whitespace around it, and empty text is NULL.
 """
 
 from __future__ import annotations
@@ -16,19 +15,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..rows import Table, in_blocks, optional_package, pyarrow
-from .columnar import ColumnarFormat
-from .source import BOM, LONGEST_LINE, Source, bad_file, inspect, require_distinct, unreadable
-from .text_rows import NOT_UTF8, BadRows, TextBlock, read_blocks
-from .values import MISSING, column_types, fetch_row, literal, open_database, stripped
+from .file import Source, bad_file, unreadable
+from .formats import COLUMNAR, LIST_MARK, LIST_ROLE, TEXT, ColumnarFormat
+from .source import inspect, require_distinct
+from .text_rows import NOT_UTF8, BadRows, read_blocks
+from .values import column_types, open_database, stripped
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
-LIST_ROLE, LIST_MARK = "genres", "|"
-"""The role whose values may be lists, and what is put between the values of one."""
-_PAIRS = 1 << 16
 _SCORED_MEMORY = 512 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -41,13 +36,14 @@ far; and whether text has no whitespace around it, and none is empty."""
 def load_file(connection: Any, source: Source, progress: Progress, bad: BadRows, table: str = "raw") -> None:
     """Create a table from the file without its bad rows."""
     duckdb, into = optional_package("duckdb"), f"CREATE TABLE {table} AS"
-    if source.columnar is None:
+    columnar = COLUMNAR.get(source.format)
+    if columnar is None:
         texts = ", ".join(f'"{role}" VARCHAR' for role in source.columns)
         connection.execute(f"CREATE TABLE {table} ({texts})")
         into = f"INSERT INTO {table}"
     for rows, bytes_read, trimmed in _parts(connection, source, bad):
         try:
-            kinds = column_types(connection, rows) if source.columnar else {}
+            kinds = column_types(connection, rows) if columnar else {}
             columns = {role: f"f{at}" for at, role in enumerate(source.columns)}
             for role, column in columns.items():
                 if not trimmed and kinds.get(column, "VARCHAR") == "VARCHAR":
@@ -79,15 +75,17 @@ class RowFile:
 
     def rows(self) -> int | None:
         """How many rows there are, if that is known without reading them."""
-        if self.source.columnar is None:
+        columnar = COLUMNAR.get(self.source.format)
+        if columnar is None:
             return None
-        with self.source.columnar.open(self.source.path) as (_, rows, _):
+        with columnar.open(self.source.path) as (_, rows, _):
             return rows
 
     def blocks(self, names: Sequence[str], size: int) -> Iterator[Table]:
         """Tables of `size` rows with these columns, the last one shorter."""
         source = replace(self.source, columns={name: self.source.columns[name] for name in names})
-        typed = (table for table, _ in _column_batches(source, source.columnar)) if source.columnar else None
+        columnar = COLUMNAR.get(source.format)
+        typed = (table for table, _ in _column_batches(source, columnar)) if columnar else None
         tables = self._text_tables(source) if typed is None else typed
         return in_blocks(tables, size)
 
@@ -103,93 +101,18 @@ class RowFile:
 
 def _parts(connection: Any, source: Source, bad: BadRows) -> Iterator[Part]:
     """Parts of the file as tables of DuckDB; a part is gone when the next one is asked for."""
-    if source.columnar is not None:
-        for table, bytes_read in _column_batches(source, source.columnar):
+    if columnar := COLUMNAR.get(source.format):
+        for table, bytes_read in _column_batches(source, columnar):
             connection.register("batch", table.rename_columns([f"f{at}" for at in range(len(source.columns))]))
             yield "batch", bytes_read, False
             connection.unregister("batch")
         return
-    read = {"csv": _csv_part, "json": _json_part, "sequences": _sequence_part}[source.format]
+    text = TEXT[source.format]
     with closing(read_blocks(source, bad)) as blocks:
         for number, block in enumerate(blocks):
-            rows = read(connection, source, block, bad, number)
-            yield rows, block.bytes_read, source.format == "csv" and block.trimmed
+            rows = text.rows(connection, source, block, bad, number)
+            yield rows, block.bytes_read, source.delimited and block.trimmed
     connection.unregister("batch")
-
-
-def _csv_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
-    # Each block has a file of its own: DuckDB may remember the content of a file by its name.
-    folder = Path(fetch_row(connection, "SELECT current_setting('temp_directory')")[0])
-    inode, *_ = source.state
-    (folder / f"{inode}-{number - 1}.csv").unlink(missing_ok=True)
-    path = folder / f"{inode}-{number}.csv"
-    # DuckDB removes a byte order mark, which could be part of the first field.
-    path.write_bytes(BOM + block.content)
-    columns = ", ".join(f"c{at}: 'VARCHAR'" for at in range(len(source.names)))
-    selected = ", ".join(f"c{at} AS f{place}" for place, at in enumerate(source.columns.values()))
-    quote = '"' if block.quoted else ""
-    return (
-        f"(SELECT {selected} FROM read_csv({literal(str(path))}, columns = {{{columns}}}, auto_detect = false, "
-        f"header = false, delim = {literal(source.delimiter)}, quote = '{quote}', escape = '{quote}', comment = '', "
-        f"new_line = '\\n', strict_mode = true, max_line_size = {2 * LONGEST_LINE}, "
-        f"buffer_size = {max(2 * LONGEST_LINE, len(block.content) + 4)}))"
-    )
-
-
-def _json_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
-    """Values of objects as text; an array of the list role is joined."""
-    arrow = pyarrow()
-    offsets = np.append(0, block.ends_N).astype(np.int32)
-    lines = arrow.Array.from_buffers(
-        arrow.string(), len(block.ends_N), [None, arrow.py_buffer(offsets), arrow.py_buffer(block.content)]
-    )
-    connection.register("batch", arrow.table({"line": lines, "row": block.numbers_N}))
-    filled = "trim(line, e' \\t\\r\\n') <> ''"
-    valid = "CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END"
-    nul = r"contains(line, '\u0000')"
-    query = f'SELECT "row", {valid} FROM batch WHERE {filled} AND (NOT {valid} OR {nul})'
-    for row, is_valid in connection.execute(f"{query} ORDER BY 1 LIMIT {bad.room + 1}").fetchall():
-        what = " has a NUL byte" if is_valid else " is not a JSON object"
-        bad.add(row, what, "write one object on each line, without NUL characters")
-    pointers = ["/" + source.names[at].replace("~", "~0").replace("/", "~1") for at in source.columns.values()]
-    values = [f"fields[{at + 1}] AS f{at}" for at in range(len(source.columns))]
-    if LIST_ROLE in source.columns:
-        at = list(source.columns).index(LIST_ROLE)
-        joined = f"array_to_string(from_json(fields[{at + 1}], '[\"VARCHAR\"]'), '{LIST_MARK}')"
-        is_list = f"json_type(line, {literal(pointers[at])}) = 'ARRAY'"
-        values[at] = f"CASE WHEN {is_list} THEN {joined} ELSE fields[{at + 1}] END AS f{at}"
-    fields = f"json_extract_string(line, [{', '.join(map(literal, pointers))}]) AS fields"
-    rows = f'SELECT line, "row" FROM batch WHERE {filled} AND {valid} AND NOT {nul}'
-    return f'(SELECT {", ".join(values)} FROM (SELECT line, "row", {fields} FROM ({rows})) ORDER BY "row")'
-
-
-def _sequence_part(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
-    """Lines of a user and items, separated by whitespace or commas, as a pair of user and item for each item."""
-    arrow = pyarrow()
-    chunks: list[Any] = []
-    users: list[str] = []
-    items: list[str] = []
-
-    def flush() -> None:
-        """Text of Python takes many times the bytes of arrow's."""
-        chunks.append(arrow.table([arrow.array(one, arrow.string()) for one in (users, items)], ["f0", "f1"]))
-        users.clear()
-        items.clear()
-
-    for row, line in zip(block.numbers_N.tolist(), block.content.decode().split("\n")):
-        fields = line.replace(",", " ").split()
-        missing = next((field for field in fields if field in MISSING), None)
-        if missing is not None or len(fields) == 1:
-            what = ": a user without items" if missing is None else f": {missing!r} stands for a missing value"
-            bad.add(row, what, "write a user and at least one item on each line")
-            continue
-        users += [fields[0]] * (len(fields) - 1)
-        items += fields[1:]
-        if len(items) >= _PAIRS:
-            flush()
-    flush()
-    connection.register("batch", arrow.concat_tables(chunks))
-    return "batch"
 
 
 def _column_batches(source: Source, columnar: ColumnarFormat) -> Iterator[tuple[Any, int]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import DataError, shorten_middle
 from . import values as sql
+from .file import Source
 from .options import FileOptions, TimeUnit
-from .source import Source
 from .text_rows import BadRows
 from .values import LAST_SECOND, MISSING, TIME_UNITS, column_types, fetch_row
 

@@ -6,85 +6,36 @@ object of JSON lines.
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
-import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from ...errors import DataError, UsageError, closest
 from ...files import open_linked
 from ..rows import pyarrow
-from .columnar import FORMATS, LONGEST_MAGIC, ColumnarFormat
+from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, state_of, unreadable
+from .formats import COLUMNAR, LONGEST_MAGIC, ColumnarFormat, text_format
 from .values import plain
 
 Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")
 _SAMPLE_BYTES = 1 << 20
-LONGEST_LINE = _SAMPLE_BYTES - 4
-"""Most characters of a row: without a bound, one line of a small gzip file could take any memory."""
 _TYPE = re.compile("(?<=.):(token|float)(_seq)?$")
 """What RecBole's files write behind a column's name."""
 _MOST_SHOWN = 20
 """Names of columns in a message."""
-BOM = b"\xef\xbb\xbf"
-READ_ERRORS = (OSError, EOFError, zlib.error)
-"""What reading a damaged file raises, gzip among them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A user's file after inspection."""
-
-    path: Path
-    size: int
-    state: tuple[int, int, int]
-    """Inode, size and time of the last change when it was inspected."""
-    format: str = "csv"
-    """csv, json, sequences, or the name of a columnar format."""
-    names: list[str] = field(default_factory=list)
-    """Names of the columns; empty strings where a file has no header."""
-    columns: dict[str, int] = field(default_factory=dict)
-    """Position of the column that serves each role."""
-    gzipped: bool = False
-    delimiter: str = ","
-    has_header: bool = False
-
-    @property
-    def columnar(self) -> ColumnarFormat | None:
-        """The format of a file of columns with types; None for text."""
-        return FORMATS.get(self.format)
-
-    def require_unchanged(self) -> None:
-        """Refuse a file that changed since it was inspected: what was imported must be what was hashed."""
-        if self.has_changed():
-            what = "the file changed while it was imported"
-            raise bad_file(self.path, what, "import it when it is complete, or import a copy")
-
-    def has_changed(self) -> bool:
-        """Whether the file was written to, replaced or removed since it was inspected."""
-        try:
-            return self.state != _state(self.path.stat())
-        except OSError:
-            return True
-
-
-def _state(facts: os.stat_result) -> tuple[int, int, int]:
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _begin(path: Path) -> tuple[bytes, tuple[int, int, int]]:
     """The first bytes of a file, and its state."""
     try:
         with open_linked(path) as file:
-            magic, state = file.read(LONGEST_MAGIC), _state(os.fstat(file.fileno()))
+            magic, state = file.read(LONGEST_MAGIC), state_of(os.fstat(file.fileno()))
     except OSError as error:
         raise bad_file(path, f"the file cannot be opened: {error.strerror}", "check the path") from None
     if not state[1]:
@@ -111,7 +62,7 @@ def inspect(
     path = path.expanduser()
     magic, state = _begin(path)
     source = Source(path=path, size=state[1], state=state, gzipped=magic[:2] == b"\x1f\x8b")
-    for columnar in FORMATS.values():
+    for columnar in COLUMNAR.values():
         if magic.startswith(columnar.magic):
             names = _column_names(path, columnar)
             positions = _positions(path, columns, names, recognised or {})
@@ -124,27 +75,26 @@ def inspect(
     except READ_ERRORS as error:
         raise unreadable(path, error) from None
     first_line = _first_line(path, sample)
-    if sequences:
-        names, positions = ["user", "item"], {"user": 0, "item": 1}
-        return replace(source, format="sequences", names=names, columns=positions, has_header=header == "yes")
-    if delimiter is None and re.match(r"\s*\[\s*(\{|$)", first_line):
-        raise bad_file(path, "this is one JSON array", "write one object on each line, as jq -c '.[]' does")
-    is_json = delimiter is None and first_line.lstrip().startswith("{")
+    text = text_format(path, first_line, delimited=delimiter is not None, sequences=sequences)
+    if text.roles:
+        positions = {role: at for at, role in enumerate(text.roles)}
+        return replace(source, format=text.name, names=list(text.roles), columns=positions, has_header=header == "yes")
     delimiter = delimiter or _guess_delimiter(path, first_line)
-    names = _json_names(path, first_line) if is_json else _first_record(path, sample, delimiter)
+    names = text.names(path, sample, delimiter)
     by_number = bool(columns) and all(column.isdecimal() for column in columns.values())
-    has_header = not is_json and (header == "yes" or (header == "auto" and not by_number))
-    if not (has_header or is_json or by_number):
+    has_header = text.delimited and (header == "yes" or (header == "auto" and not by_number))
+    if text.delimited and not (has_header or by_number):
         name = next(column for column in columns.values() if not column.isdecimal())
         what = f"a file without a header has no column {name!r}"
         raise UsageError(what, where={"file": path}, fix=f"give columns by number, 1 to {len(names)}")
-    names = names if has_header or is_json else [""] * len(names)
+    names = [""] * len(names) if text.delimited and not has_header else names
     names = [_TYPE.sub("", name) for name in names]
     return replace(
         source,
-        format="json" if is_json else "csv",
+        format=text.name,
         names=names,
         columns=_positions(path, columns, names, recognised or {}),
+        delimited=text.delimited,
         delimiter=delimiter,
         has_header=has_header,
     )
@@ -167,27 +117,10 @@ def _first_line(path: Path, sample: bytes) -> str:
     return text
 
 
-def _json_names(path: Path, first_line: str) -> list[str]:
-    try:
-        return list(json.loads(first_line))
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise bad_file(path, f"row 1 is not a JSON object: {why}", "write one object on each line") from None
-
-
 def _guess_delimiter(path: Path, line: str) -> str:
     if ".tsv" in path.suffixes and "\t" in line:
         return "\t"
     return "::" if "::" in line else max(_DELIMITERS, key=lambda mark: (line.count(mark), mark == ","))
-
-
-def _first_record(path: Path, sample: bytes, delimiter: str) -> list[str]:
-    try:
-        text = io.StringIO(sample.decode(errors="replace"), newline="")
-        fields = next(csv.reader(text, delimiter=delimiter[0], strict=True))
-    except csv.Error as error:
-        raise bad_file(path, f"the first line cannot be read: {error}", "begin with a header or a row") from None
-    return [field.strip() for field in fields[:: len(delimiter)]]
 
 
 def _column_names(path: Path, columnar: ColumnarFormat) -> list[str]:
@@ -276,13 +209,3 @@ def position_of(path: Path, role: str, column: str, names: list[str]) -> int:
     )
     fix = f"--{role.split()[0]} {guess}" if guess else f"give the {role} one of those"
     raise DataError(what, where={"file": path, "columns": known}, fix=fix)
-
-
-def bad_file(path: Path, what: str, fix: str) -> DataError:
-    return DataError(what, where={"file": path}, fix=fix)
-
-
-def unreadable(path: Path, error: Exception) -> DataError:
-    """The error for a file that is damaged or cut short."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return bad_file(path, f"the file is damaged or cut short: {lines[0].rstrip('.')}", "fetch or write it again")

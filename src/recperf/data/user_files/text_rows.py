@@ -22,7 +22,7 @@ from ...errors import DataError
 from ...files import open_linked
 from ...jsonfile import Struct
 from ...stop import poll
-from .source import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, unreadable
+from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, unreadable
 
 BLOCK = 12 << 20
 """Bytes of text that are read at once: DuckDB is faster with more rows than its row groups have, 122,880."""
@@ -130,7 +130,7 @@ class _Rows:
         self.source = source
         codes = np.frombuffer(content, np.uint8)
         self.quotes = np.zeros(0, np.int64)
-        if source.format == "csv" and b'"' in content:
+        if source.delimited and b'"' in content:
             quotes = np.flatnonzero(codes == _QUOTE)
             before = codes[quotes - 1]
             opens = (quotes == 0) | np.isin(before, [_FEED, _RETURN, ord(source.delimiter[-1])])
@@ -221,7 +221,7 @@ class _Rows:
             except UnicodeDecodeError as error:
                 at = int(np.searchsorted(self.ends_N, start + error.start, side="right"))
                 faults[at], start = NOT_UTF8, int(self.ends_N[at])
-        if self.source.format == "csv":
+        if self.source.delimited:
             columns_N, width = self._columns(), len(self.source.names)
             for at in np.flatnonzero((columns_N != width) & kept_N)[:most].tolist():
                 what = f" has {columns_N[at]} columns; the first line has {width}"

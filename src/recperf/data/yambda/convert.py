@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ...files import sha256, writing
 from ...stop import poll
-from ..user_files.load import LIST_MARK
+from ..user_files.file import Source
+from ..user_files.formats import LIST_MARK
 from ..user_files.raw_rows import RawRows
-from ..user_files.source import Source
 from ..user_files.text_rows import BadRows
 from ..user_files.values import RESTART, column_types, fetch_row, is_integer, is_text, present
 from .import_options import ImportOptions

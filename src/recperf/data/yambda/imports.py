@@ -25,8 +25,9 @@ from ...files import sha256
 from ...folders import remove_folder
 from ...jsonfile import as_json
 from ...stop import poll
+from ..user_files.file import Source
 from ..user_files.load import load_file
-from ..user_files.source import Source, inspect, require_role
+from ..user_files.source import inspect, require_role
 from ..user_files.text_rows import BadRows
 from ..user_files.values import RESTART, column_types, fetch_row, open_database
 from .convert import ID_ROLES, catalogue, convert, number_ids

@@ -14,8 +14,10 @@ from typing import Any
 
 from ...errors import DataError, UsageError
 from ...files import sha256, writing
-from ..user_files.load import LIST_MARK, Progress, load_file
-from ..user_files.source import Source, inspect, position_of, recognised_columns
+from ..user_files.file import Source
+from ..user_files.formats import LIST_MARK
+from ..user_files.load import Progress, load_file
+from ..user_files.source import inspect, position_of, recognised_columns
 from ..user_files.text_rows import BadRows
 from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, literal
 from .import_options import ImportOptions
@@ -132,7 +134,7 @@ def _inspect(path: Path, options: ImportOptions) -> Source:
         elif known:
             roles[role] = known[0]
     if (options.items_id is not None and options.items_id.isdecimal()) or "id" not in roles:
-        if source.format != "csv":
+        if not source.delimited:
             raise UsageError("no column of the file of items is its id", where={"file": path}, fix="--items-id COLUMN")
         roles = {"id": 0, **({"title": 1} if len(source.names) > 1 else {}), **roles}
         source = replace(source, has_header=False, names=[""] * len(source.names))

@@ -5,12 +5,12 @@ A table holds only what was scored on the same rows in the same way, so that one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...jsonfile import Number, Struct
-from ...tasks import RANKED, of
+from ...tasks import RANKED, named, signed
 from ..derive import best_of, combined, interval
 from ..evidence import Evidence
 from ..result import Difference, Interval, Metrics, Result
@@ -18,7 +18,7 @@ from ..schemas import SampledScores, SavedScores
 from . import formats as fmt
 from .blocks import Block, Cell, Report, Section, Table, Text, cells, render
 from .formats import NONE, NOT_MEASURED, baseline, count, metric
-from .quality_sections import TONES
+from .quality_sections import tone
 
 SCHEMA = 1
 
@@ -121,7 +121,8 @@ def bench(data: str, kind: str, models: list[BenchModel]) -> Bench:
             if table is not part:
                 _merge(table, part, model.workload)
     for table in tables.values():
-        table.rows.sort(key=lambda row: -row.metrics.get(table.columns[0], 0.0))
+        first = table.columns[0]
+        table.rows.sort(key=lambda row: -signed(first, row.metrics[first]) if first in row.metrics else 0.0)
     return Bench(schema=SCHEMA, data=data, kind=kind, models=models, tables=list(tables.values()))
 
 
@@ -129,17 +130,17 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[t
     """The rows of one run: those scored by label, and those of held-out items ranked among others; each table with what
     must be equal for another run's rows to join it."""
     quality, split = result.quality, result.data.split
-    task = of(quality.metrics)
+    task = named(result.task)
     if not task.ranks_items:
-        place = best_of(quality.differences)
-        own = BenchRow(model.workload, quality.metrics, _intervals(list(scores.seeds.values())), model, place)
+        place, seeds = best_of(quality.differences), list(scores.seeds.values())
+        own = BenchRow(model.workload, quality.metrics, _intervals(task.columns, seeds), model, place)
+        sampled = {name: [scores.baselines[name]] if name in scores.baselines else [] for name in quality.baselines}
         rules = [
-            BenchRow(name, values, _intervals([scores.baselines[name]] if name in scores.baselines else []))
-            for name, values in quality.baselines.items()
+            BenchRow(name, quality.baselines[name], _intervals(task.columns, rows)) for name, rows in sampled.items()
         ]
         scored = f"{count(result.data.valid_rows)} held-out rows"
-        table = BenchTable("labels", split, scored, task.columns, [own, *rules])
-        yield ("labels", split, scored, scores.rows_digest), table
+        table = BenchTable(task.table, split, scored, task.columns, [own, *rules])
+        yield (task.table, split, scored, scores.rows_digest), table
     ranking = quality.ranking
     if ranking is None:
         return
@@ -155,15 +156,14 @@ def _parts(model: BenchModel, result: Result, scores: SavedScores) -> Iterator[t
     if ranking.repeats is not None:
         scored += f", those that the user already had {'included' if ranking.repeats else 'left out'}"
     # A model that ranks by predicted labels ranks positive rows; one that predicts the next item ranks any.
-    title = "next items" if task.ranks_items else "positive items"
+    title = task.table if task.ranks_items else "positive items"
     yield (title, split, scored, scores.rows_digest), BenchTable(title, split, scored, RANKED, [own, *rules])
 
 
-def _intervals(sampled: list[SampledScores]) -> dict[str, Interval]:
-    """Of the AUC and the log loss, of one rule or of the mean of seeds."""
-    replicates = {"auc": [one.auc_replicates for one in sampled]}
-    replicates["log_loss"] = [one.probability_replicates.get("log_loss", []) for one in sampled]
-    return {name: interval(combined(rows)) for name, rows in replicates.items() if rows and all(rows)}
+def _intervals(columns: Sequence[str], sampled: list[SampledScores]) -> dict[str, Interval]:
+    """Of the columns with replicates, of one rule or of the mean of seeds."""
+    names = [name for name in columns if sampled and name in sampled[0].replicates]
+    return {name: interval(combined([one.replicates[name] for one in sampled])) for name in names}
 
 
 def _merge(table: BenchTable, part: BenchTable, workload: str) -> None:
@@ -231,7 +231,7 @@ def _row(row: BenchRow, table: BenchTable) -> tuple[Cell, ...]:
         return cells(
             Cell(baseline(rule) + (f" of {of}" if of else ""), swatch="other"), *values, NONE, NONE, NONE, NONE
         )
-    place = Cell(fmt.stands(row.standing), TONES[row.standing.standing]) if row.standing else Cell(NONE)
+    place = Cell(fmt.stands(row.standing), tone(row.standing)) if row.standing else Cell(NONE)
     seconds = NOT_MEASURED if model.seconds is None else fmt.time(1e3 * model.seconds)
     memory = NOT_MEASURED if model.peak_bytes is None else fmt.size(model.peak_bytes)
     return cells(Cell(row.name, "strong", "accent"), *values, place, seconds, memory, Path(model.run).name)

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...tasks import AUC, NDCG, Task, baseline_to_beat, of
-from ..derive import best_of, compared, leading_interval
-from ..result import CalibrationBin, Difference, Metrics, Quality, Ranking, Result
+from ...tasks import NDCG, Task, named, signed
+from ..derive import best_of, better_side, compared, leading_interval, limit_text
+from ..result import CalibrationBin, Difference, Metrics, Ranking, Result
 from .blocks import Block, Cell, Section, Table, Text, cells, table_of
 from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
-TONES = {"above": "good", "below": "bad", "level": ""}
+
+
+def tone(row: Difference) -> str:
+    """Whether a difference is good or bad; neither where the model is level with the baseline."""
+    return "" if row.standing == "level" else "good" if row.standing == better_side(row.metric) else "bad"
 
 
 def sections(result: Result) -> list[Section]:
     part, asked = result.quality, target_text(result)
     reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(result)]))
     blocks: list[Block] = [Text(f"Target: {asked}; {reached}." if asked else "No target set.", "lead")]
-    blocks += [Text(text) for text in auc_certainty(result)]
+    blocks += [Text(text) for text in certainty(result)]
     blocks += [Text(sentence(text), "warning") for text in part.warnings]
     more = [*_ranking(result), *_segments(result), *_calibration(result)]
     return [
@@ -30,13 +34,13 @@ def sections(result: Result) -> list[Section]:
 
 def quality_table(result: Result) -> Table:
     """The metrics of the model above those of the baselines."""
-    part, data, task = result.quality, result.data, of(result.quality.metrics)
+    part, data, task = result.quality, result.data, named(result.task)
     names = [name for name in part.metrics if name != task.choosing]
     ends = {"": part.interval, **(part.baseline_intervals or {})}
 
     def beside(rule: str, name: str) -> str:
-        """The 95 % interval of an AUC; else the standard deviation over the seeds."""
-        one = ends.get(rule) if name == AUC else None
+        """The 95 % interval of the leading metric of labels; else the standard deviation over the seeds."""
+        one = ends.get(rule) if name == task.leading else None
         if one:
             return f"{one.low:.3f} to {one.high:.3f}"
         return f"± {part.spread[name]:.4f}" if not rule and name in part.spread else ""
@@ -62,7 +66,7 @@ def quality_table(result: Result) -> Table:
         seeds = f"mean ± standard deviation over {len(trials)} seeds, {trials[0]} to {trials[-1]}"
     note = f"Scored on {count(data.valid_rows)} {scored}, {seeds}; trained on {count(data.train_rows)} rows."
     if part.interval:
-        note += " Below an AUC is its 95 % interval."
+        note += f" Below each {metric(task.leading)} is its 95 % interval."
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
     if "planted" in part.baselines:
@@ -70,60 +74,59 @@ def quality_table(result: Result) -> Table:
     return Table(("", *(metric(name) for name in names)), rows, note)
 
 
-def lowest(quality: Quality) -> dict[str, float]:
-    """The smallest value of each metric that meets the target."""
-    named = {"accuracy": quality.target.accuracy, "auc": quality.target.auc}
-    target = {name: bound for name, bound in named.items() if bound is not None}
-    beat = baseline_to_beat(quality.target.beat, quality.baselines)
-    if beat:
-        name = of(quality.metrics).leading
-        target[name] = max(quality.baselines[beat][name], target.get(name, 0.0))
+def needed(result: Result) -> dict[str, float]:
+    """The value of each metric from which on the target is met."""
+    quality, task = result.quality, named(result.task)
+    target, name = quality.target.bounds, task.leading
+    if beat := task.baseline_to_beat(quality.target.beat, quality.baselines):
+        bar = quality.baselines[beat][name]
+        target[name] = max(bar, target.get(name, bar), key=lambda value: signed(name, value))
     return target
 
 
 def target_text(result: Result) -> str:
     """What had to be reached; empty if no target was set."""
     target, baselines = result.quality.target, result.quality.baselines
-    beat = baseline_to_beat(target.beat, baselines)
-    name = of(result.quality.metrics).leading
-    parts = [f"{metric(name)} above {baseline(beat)} ({baselines[beat][name]:.4f})"] if beat else []
-    named = {"accuracy": target.accuracy, "auc": target.auc}
-    parts += [f"{metric(name)} at least {bound:g}" for name, bound in named.items() if bound is not None]
+    task = named(result.task)
+    beat, name = task.baseline_to_beat(target.beat, baselines), task.leading
+    parts = [f"{metric(name)} {better_side(name)} {baseline(beat)} ({baselines[beat][name]:.4f})"] if beat else []
+    parts += [f"{metric(name)} {limit_text(name)} {bound:g}" for name, bound in target.bounds.items()]
     return " and ".join(parts)
 
 
 def quality_fact(result: Result) -> str:
     """The leading metric with its interval, and where it stands beside the best baseline; of a model that predicts
     labels, where its ranking stands, and whether its log loss or calibration is worse."""
-    part, task = result.quality, of(result.quality.metrics)
-    name, ranking, ends = task.leading, part.ranking, leading_interval(part)
+    part, task = result.quality, named(result.task)
+    name, ranking, ends = task.leading, part.ranking, leading_interval(task, part)
     text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
-    if best := best_of(compared(part)):
+    if best := best_of(compared(task, part)):
         text += f", {stands(best)}"
     if ranking and not task.ranks_items and (best := best_of(ranking.differences)):
         text += f"; {metric(NDCG)} {stands(best)}"
-    worse = [metric(row.metric) for row in part.probabilities if row.standing == "above"]
+    worse = [metric(row.metric) for row in part.probabilities if tone(row) == "bad"]
     return f"{text}; {' and '.join(worse)} worse" if worse else text
 
 
-def auc_certainty(result: Result) -> list[str]:
-    """How certain the AUC is, and the difference to the best baseline."""
-    part, sentences = result.quality, []
+def certainty(result: Result) -> list[str]:
+    """How certain the leading metric of labels is, and the difference to the best baseline."""
+    part, leading, sentences = result.quality, named(result.task).leading, []
     bounds, best = part.interval, best_of(part.differences)
     if bounds:
         sentences.append(
-            f"AUC {part.metrics[AUC]:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
+            f"{metric(leading)} {part.metrics[leading]:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
             f"{bounds.replicates} bootstrap samples of {count(bounds.units)} {bounds.by}."
         )
     if best:
         seeds = f"{best.seeds} seed{'s' * (best.seeds > 1)}"
+        worse = 1 - best.below_zero if better_side(leading) == "below" else best.below_zero
         sentences.append(
-            f"AUC {side(best.difference)} {baseline(best.baseline)} ({sides(best.low, best.high)}), "
-            f"{seeds}; the baseline is better in {percent(best.below_zero, 1)} of the bootstrap samples."
+            f"{metric(leading)} {side(best.difference)} {baseline(best.baseline)} ({sides(best.low, best.high)}), "
+            f"{seeds}; the baseline is better in {percent(worse, 1)} of the bootstrap samples."
         )
     for row in part.probabilities:
         # A gain in AUC may be a loss in log loss or calibration.
-        better = {"above": ", which is worse", "below": ", which is better"}.get(row.standing, "")
+        better = {"bad": ", which is worse", "good": ", which is better"}.get(tone(row), "")
         sentences.append(f"{metric(row.metric)} {part.metrics[row.metric]:.4f}, {stands(row)}{better}.")
     return sentences
 
@@ -153,8 +156,9 @@ def _ranked_by(ranking: Ranking, task: Task) -> str:
 
 def to_beat(result: Result) -> Difference | None:
     """The difference to the baseline that the model had to beat; None if it is not known."""
-    beat = baseline_to_beat(result.quality.target.beat, result.quality.baselines)
-    return next((row for row in compared(result.quality) if row.baseline == beat), None)
+    task, quality = named(result.task), result.quality
+    beat = task.baseline_to_beat(quality.target.beat, quality.baselines)
+    return next((row for row in compared(task, quality) if row.baseline == beat), None)
 
 
 def standing_text(result: Result) -> str:
@@ -168,12 +172,12 @@ def outcome(result: Result) -> str:
     row = to_beat(result)
     if result.quality.met:
         return "target met"
-    where = {"level": "level with", "below": "below"}.get(row.standing) if row else None
+    where = {"": "level with", "bad": row.standing}.get(tone(row)) if row else None
     return f"target missed: {where} {baseline(row.baseline)}" if row and where else "target missed"
 
 
 def _ranking(result: Result) -> list[Block]:
-    part, task = result.quality, of(result.quality.metrics)
+    part, task = result.quality, named(result.task)
     ranking = part.ranking
     if not ranking:
         why = part.not_ranked
@@ -201,7 +205,7 @@ def _ranking_table(workload: str, ranking: Ranking, note: str) -> Table:
     rows = [(Cell(workload, "strong", "accent"), *own, Cell(NONE))]
     for row in ranking.differences:
         values = [f"{ranking.baselines[row.baseline][one]:.4f}" for one in names]
-        difference = Cell(side(row.difference), TONES[row.standing], second_line=sides(row.low, row.high))
+        difference = Cell(side(row.difference), tone(row), second_line=sides(row.low, row.high))
         rows.append(cells(Cell(baseline(row.baseline), swatch="other"), *values, difference))
     return Table(("", *(metric(name) for name in names), f"{metric(NDCG)} of the model"), rows, note)
 
@@ -227,8 +231,9 @@ def _segments(result: Result) -> list[Block]:
                 *(f"{ranking[name]:.4f}" if name in ranking else NONE for name in ranked),
             )
         )
-    beside = (f"AUC, {baseline(rule)}",) if rule else ()
-    head = ("", "scored rows", f"AUC, {result.workload}", *beside, *(metric(name) for name in ranked))
+    leading = metric(named(result.task).leading)
+    beside = (f"{leading}, {baseline(rule)}",) if rule else ()
+    head = ("", "scored rows", f"{leading}, {result.workload}", *beside, *(metric(name) for name in ranked))
     counted = segments[0].counted
     note = f"The tenth of the scored rows whose user has the fewest {counted}, the same by item, and the others."
     return [Table(head, rows, note)]

@@ -10,7 +10,7 @@ from ...config import flatten
 from ...measure.limits import roofline
 from ...measure.profile import StepProfile
 from ...measure.profile_records import Pair, WorkloadFigures
-from ...tasks import of
+from ...tasks import named
 from ..evidence import Evidence, curve
 from ..result import Result
 from ..resume import change_text, is_free
@@ -20,7 +20,7 @@ from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric
-from .quality_sections import lowest, outcome, quality_fact, target_text
+from .quality_sections import needed, outcome, quality_fact, target_text
 from .step_sections import advice_facts, headline, keyed
 
 UNSTEADY = 1.25
@@ -149,8 +149,8 @@ def training(run: Evidence, key: str) -> Section:
     evaluations = [event for event in run.events(Scores) if event.kind == "metric"]
     if not losses and not evaluations:
         return Section("training", "Training", [Text("events.jsonl holds neither losses nor metrics.", "note")])
-    name = of(run.result.quality.metrics).leading
-    title, bound = f"validation {metric(name)}", lowest(run.result.quality).get(name)
+    name = named(run.result.task).leading
+    title, bound = f"validation {metric(name)}", needed(run.result).get(name)
     by_title = {"training loss": losses, "gradient norm": norms, title: curve(run.log, name)}
     panels = {panel: series for panel, series in by_title.items() if series}
     steps = sum(len(series) for series in losses.values())
