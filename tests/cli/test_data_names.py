@@ -72,7 +72,7 @@ def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) ->
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, err = call("data", "import", "log.jsonl", "--negatives", "2")
     assert code == 0, err
-    assert "next: recperf run dlrm-v4 --data log" in out
+    assert "next: recperf run hstu --data log" in out
     code, out, err = call("run", "dlrm", "--data", "log", "--dry-run", "--json")
     assert code == 0, err
     dry = json.loads(out)

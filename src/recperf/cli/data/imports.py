@@ -13,7 +13,8 @@ from ...data.click_store.options import ClickOptions
 from ...data.user_files.values import TIME_UNITS
 from ...data.yambda.import_options import ImportOptions
 from ...errors import UsageError
-from ...tasks import CLICK_LABELS, EVENT_LABELS, NEXT_ITEM
+from ...runs.record import runs_on
+from ...tasks import CLICK_LABELS, NEXT_ITEM
 from ...terminal import Terminal, print_json
 from ...workloads import able, find
 from ..parse import SWITCHES, OutputOptions, parse
@@ -35,12 +36,16 @@ MOST_UNUSED = 20
 class ImportEvents(ImportOptions, OutputOptions):
     store: Path | None = None
     """Folder of the event store; default: one in the cache folder, which other commands find by the dataset's name."""
+    replace: bool = False
+    """Import the file in place of the dataset that has the name now; that one stays if the import fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportClicks(ClickOptions, OutputOptions):
     store: Path | None = None
     """Folder of the rows; default: one in the cache folder, which other commands find by the dataset's name."""
+    replace: bool = False
+    """Import the file in place of the dataset that has the name now; that one stays if the import fails."""
 
 
 def import_file(arguments: list[str]) -> int:
@@ -55,11 +60,15 @@ def import_file(arguments: list[str]) -> int:
     asked_for = ClickOptions if is_clicks else ImportOptions
     values = {field.name: getattr(options, field.name) for field in fields(asked_for)}
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    before = runs_on(options.name, Path("runs")) if options.replace else []
     with progress_bars(terminal, resumable=False) as bar:
-        facts = importing.import_file(asked_for(**values), store=options.store, progress=bar)
+        facts = importing.import_file(asked_for(**values), store=options.store, replace=options.replace, progress=bar)
     kind = "clicks" if is_clicks else "events"
-    task = CLICK_LABELS if is_clicks else NEXT_ITEM if options.sequences else EVENT_LABELS
+    task = CLICK_LABELS if is_clicks else NEXT_ITEM
     model = next(model for model in able(kind) if find(model).task is task)
+    if before and facts["imported"]:
+        note = f"runs of the dataset before, which can no longer be resumed or scored: {', '.join(before)}"
+        facts["notes"] = [*facts.get("notes", ()), note]
     facts["next"] = f"recperf run {model} --data {shlex.quote(str(options.store or options.name))}"
     if options.json:
         print_json(facts)
@@ -113,7 +122,7 @@ def _say_events(facts: dict[str, Any], terminal: Terminal) -> None:
     assert imported is not None
     days, per_user = imported.days, imported.events_per_user
     counts = f"{count_of(imported.events_in_file, 'event')} of {count_of(facts['users'], 'user')}"
-    lines = {}
+    lines = dict(_recognition(imported))
     if facts["positive_share"] is not None:
         lines["positives"] = f"{facts['positive_share']:.1%} of {facts['labelled']:,} labelled events"
     lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
@@ -128,6 +137,16 @@ def _say_events(facts: dict[str, Any], terminal: Terminal) -> None:
         lines=lines,
         skipped=imported.skipped_rows,
     )
+
+
+def _recognition(imported: Any) -> Iterator[tuple[str, str]]:
+    """What was recognised without an option, and the options that change it."""
+    columns, options = imported.options.columns, "--user, --item, --time, --rating or --label COLUMN"
+    if imported.recognised:
+        by = {"name": "by name", "values": "by its values"}
+        found = (f"{columns[role]} is the {role} ({by[how]})" for role, how in imported.recognised.items())
+        yield "recognised", ", ".join(found)
+        yield "otherwise", options + ("; --time none: it is no time" if "time" in imported.recognised else "")
 
 
 def _columns(imported: Any, items_without: dict[str, int]) -> Iterator[tuple[str, str]]:

@@ -52,7 +52,7 @@ def print_import(
         lines = {**lines, "skipped": f"{count_of(skipped.count, 'bad row')}: {shown}{more}"}
     written = f", written in {facts['seconds']:.1f} s" if facts["imported"] else ""
     for name, text in {**lines, "store": f"{facts['folder']}, {size(facts['store_bytes'])}{written}"}.items():
-        terminal.say(f"  {name:<9}  {text}")
+        terminal.say(f"  {name:<10}  {text}")
     for note in facts.get("notes", ()):
         terminal.notice(note)
     terminal.say(f"next: {facts['next']}")

@@ -15,7 +15,8 @@ from ...config import require, within
 from ...errors import DataError, UsageError
 from ..user_files import values as sql
 from ..user_files.options import FileOptions
-from ..user_files.source import Source, inspect, position_of, recognised_columns, require_distinct, shown_names
+from ..user_files.recognise import recognised_columns
+from ..user_files.source import Source, inspect, position_of, require_distinct, shown_names
 from ..user_files.values import column_types, fetch_row, literal
 
 MOST_FEATURES: Final = 500

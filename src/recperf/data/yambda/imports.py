@@ -93,6 +93,9 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
         yield "the file has no time: the order of its rows is used, and its last fifth is held out"
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
+    if facts.repeated:
+        share = facts.repeated / facts.events_in_file
+        yield f"{facts.repeated:,} rows ({share:.1%}) repeat the user, item, time and label of another; they are kept"
     if file := facts.item_file:
         if file.without:
             yield f"{file.without:,} of {facts.distinct['items']:,} items are not in {file.source}"
@@ -132,7 +135,10 @@ def import_events(
     )
     for role in ("user", "item"):
         require_role(source, role)
-    options = options.with_columns({role: source.names[position] for role, position in source.columns.items()})
+    asked, options = options, options.with_columns({role: source.names[at] for role, at in source.columns.items()})
+    recognised = {role: "name" for role in options.columns if role not in asked.columns}
+    if source.time_by_values:
+        recognised["time"] = "values"
     source = dataclasses.replace(source, columns={role: source.columns[role] for role in options.columns})
     identity = {
         "source": source.path.name,
@@ -145,7 +151,7 @@ def import_events(
         return folder.expanduser()
     with StoreWriter(folder, identity=identity, again=RESTART) as writer:
         try:
-            return _build(source, options, writer, reading, sorting)
+            return _build(source, options, recognised, writer, reading, sorting)
         except BaseException:
             remove_folder(writer.draft, OURS)
             raise
@@ -164,22 +170,33 @@ def _identifying(options: ImportOptions) -> dict[str, Any]:
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
-    """Name the options that differ from those of a store of the same file."""
+    """Refuse a store of another file, or of the same with other options, which are named."""
     if not (folder / MANIFEST).is_file():
         return
-    existing, now = read_manifest(folder).identity, identity["options"]
-    before = existing.get("options", now) if existing.get("sha256") == identity["sha256"] else now
+    existing, now, fix = read_manifest(folder).identity, identity["options"], "--replace imports this file in its place"
+    fix += "; or another --name or --store"
+    if existing.get("sha256") != identity["sha256"]:
+        what = f"a dataset of this name exists already, of another file: {existing.get('source')}"
+        raise DataError(what, where={"folder": folder}, fix=fix)
+    before = existing.get("options", now)
     missing = "not set"
     values = {name: (before.get(name, missing), now.get(name, missing)) for name in {**before, **now}}
     if changed := [f"{name} {then}, now {value}" for name, (then, value) in values.items() if then != value]:
         raise DataError(
             f"a store of this file exists already, with other options: {', '.join(changed)}",
             where={"folder": folder},
-            fix="choose another with --store or --name, or remove it",
+            fix=fix,
         )
 
 
-def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
+def _build(
+    source: Source,
+    options: ImportOptions,
+    recognised: dict[str, str],
+    writer: StoreWriter,
+    reading: Progress,
+    sorting: Progress,
+) -> Path:
     with open_database(writer.draft / "sorting", memory=options.memory_mib << 20) as connection:
         bad = BadRows(source.path, options.skip_bad)
         load_file(connection, source, reading, bad)
@@ -189,7 +206,7 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
         options = convert(connection, source, options, bad)
         roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
         facts = _facts(connection, source, options, roles)
-        facts.skipped_rows = bad.skipped
+        facts.skipped_rows, facts.recognised = bad.skipped, recognised
         for role in roles:
             facts.originals[f"{role}s"] = number_ids(connection, role, writer.draft / f"{role}s.jsonl")
         if item_file is not None:
@@ -213,8 +230,10 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     order = "random order" if options.order == "random" else "order of the file"
     if options.sequences:
         order = "the order of each user's items"
-    days = None
+    days, repeated = None, 0
     if options.time is not None:
+        different = "SELECT DISTINCT user_id, item_id, seconds, positive FROM events"
+        repeated = events - fetch_row(connection, f"SELECT count(*) FROM ({different})")[0]
         # Approximate, since an exact quantile would hold all times in memory.
         held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
         times = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
@@ -225,6 +244,7 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
         unused_columns=[name for position, name in enumerate(source.names) if position not in used and name],
         time_order=order if days is None else "time",
         days=days,
+        repeated=repeated,
         distinct=ids,
         events_in_file=events,
         positive_share_in_file=positive,

@@ -15,7 +15,8 @@ from typing import Any
 from ...errors import DataError, UsageError
 from ...files import sha256, writing
 from ..user_files.load import LIST_MARK, Progress, load_file
-from ..user_files.source import Source, inspect, position_of, recognised_columns
+from ..user_files.recognise import recognised_columns
+from ..user_files.source import Source, inspect, position_of
 from ..user_files.text_rows import BadRows
 from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, literal
 from .import_options import ImportOptions
