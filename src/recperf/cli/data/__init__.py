@@ -184,6 +184,14 @@ def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal)
     from ...data.yambda import catalogue as events
 
     store = events.find(options.name, path=options.path, say=terminal.say)
+    if store.imported and not options.json:
+        from ...data.yambda.imports import described
+        from .imports import say_events
+
+        command = f"recperf run {workloads.proposed(datasets.at(store.folder))} --data {options.name}"
+        facts = {**described(store), "name": store.name, "folder": str(store.folder), "next": command}
+        say_events(facts, terminal)
+        return {}
     return events.describe(store, seconds=options.window_seconds, min_history=options.min_history)
 
 
@@ -276,7 +284,7 @@ def list_datasets(arguments: list[str]) -> int:
 
 def _describe(dataset: datasets.Dataset) -> dict[str, Any]:
     able = workloads.able(dataset.kind)
-    train = f"recperf run {able[0]} --data {dataset.name}" if able else "-"
+    train = f"recperf run {workloads.proposed(dataset)} --data {dataset.name}" if able else "-"
     try:
         rows = dataset.rows
     except DataError as error:

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -45,11 +46,9 @@ def csv_rows(sample: bytes, delimiter: str, *, skip: int) -> list[list[str]]:
     text = io.StringIO(lines[: lines.rfind("\n") + 1] or lines, newline="")
     rows = csv.reader(text, delimiter=delimiter[0])
     first: list[list[str]] = []
-    try:
+    # The import itself will name a line that cannot be read.
+    with suppress(csv.Error):
         first = [row[:: len(delimiter)] for row in islice(rows, skip, skip + FIRST_ROWS)]
-    except csv.Error:
-        # The import itself will name the line.
-        pass
     return [row for row in first if len(row) == len(first[0])]
 
 

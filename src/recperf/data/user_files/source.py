@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -118,7 +119,7 @@ def inspect(
         if magic.startswith(columnar.magic):
             names = _column_names(path, columnar)
             source = replace(source, format=columnar.name, names=names)
-            return _with_columns(source, columns, recognised or {}, lambda: _column_rows(path, columnar, names))
+            return _with_columns(source, columns, recognised or {}, partial(_column_rows, path, columnar, names))
         if path.suffix in columnar.endings:
             raise bad_file(path, f"this is not a {columnar.title} file", "name it .csv if it is text")
     try:

@@ -35,7 +35,7 @@ from .item_file import ItemFile
 from .manifest import Days, EventManifest, ImportFacts
 from .negatives import FIRST_TIMES, Negatives
 from .schema import LISTEN_PLUS, ORGANIC, SKIP
-from .store import MANIFEST, open_store, read_manifest
+from .store import MANIFEST, EventStore, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
 
 LICENCE = "that of the source"
@@ -53,15 +53,24 @@ def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[.
     existed = (folder / MANIFEST).is_file()
     import_events(options, folder, reading=progress("reading", "bytes"), sorting=progress("sorting"))
     store, seconds = open_store(folder), monotonic() - began
+    return {
+        **described(store),
+        "name": options.name,
+        "folder": str(folder),
+        "imported": not existed,
+        "notes": list(_notes(store.imported)) if store.imported else [],
+        "seconds": round(seconds, 2),
+    }
+
+
+def described(store: EventStore) -> dict[str, Any]:
+    """What an imported dataset holds."""
     manifest, facts = store.manifest, store.imported
     assert facts is not None
     # Events that a model can be trained on: listens in the file, and drawn negatives.
     labelled = manifest.by_type["listen"] + (facts.negatives.drawn if facts.negatives else 0)
     return {
         **as_json(facts),
-        "name": options.name,
-        "folder": str(folder),
-        "imported": not existed,
         "events": manifest.events,
         "users": facts.distinct["users"],
         "items": facts.distinct["items"],
@@ -74,11 +83,21 @@ def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[.
             if role in facts.distinct
         },
         "held_out": round(HELD_OUT * labelled),
+        "unseen": _unseen(store) if facts.days else {},
         "store_bytes": sum(column.bytes for column in manifest.columns.values()),
         "digest": store.digest,
-        "notes": list(_notes(facts)),
-        "seconds": round(seconds, 2),
     }
+
+
+def _unseen(store: EventStore) -> dict[str, int]:
+    """How many users and items have their first event among the latest ones, which are held out by default."""
+    times_E = store.times_E[:]
+    begin = np.quantile(times_E, 1 - HELD_OUT, method="higher")
+    first_I = np.full(store.items, np.iinfo(np.uint32).max, np.uint32)
+    np.minimum.at(first_I, store.items_at(slice(None)), times_E)
+    there_I = first_I < np.iinfo(np.uint32).max
+    users = int((times_E[store.user_first_U1[:-1]] >= begin).sum())
+    return {"users": users, "items": int((first_I[there_I] >= begin).sum())}
 
 
 def _notes(facts: ImportFacts) -> Iterator[str]:
@@ -94,8 +113,9 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
     if facts.repeated:
-        share = facts.repeated / facts.events_in_file
-        yield f"{facts.repeated:,} rows ({share:.1%}) repeat the user, item, time and label of another; they are kept"
+        part = facts.repeated / facts.events_in_file
+        rows = "row repeats" if (n := facts.repeated) == 1 else "rows repeat"
+        yield f"{n:,} {rows.replace(' ', f' ({part:.1%}) ')} the user, item, time and label of another; all are kept"
     if file := facts.item_file:
         if file.without:
             yield f"{file.without:,} of {facts.distinct['items']:,} items are not in {file.source}"
