@@ -246,7 +246,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_line(
         ("--start-from", run, *new, "--model.dim", "8"): "the model has items_ID of (8,), that of run has",
         ("--start-from", str(damaged), *new): "of damaged is damaged: rank0-00000.safetensors does not match its",
         ("dlrm", "--start.run", run, *new): "run is a run of hstu, whose weights dlrm cannot start from",
-        ("--start-from", run, *new, "--data.split", "time"): "data.split is time, that of run leave-one-out: its weig",
+        ("--start-from", run, *new, "--data.split", "leave-one-out"): "data.split is leave-one-out, that of run time",
         ("--start-from", run, *new, "--distributed.all-to-all", "fp16"): "distributed.all_to_all",
         ("--start-from", run, *new): "the tables of run, 8.9 KiB, do not fit into memory: 1.0 KiB are free",
     }

@@ -123,6 +123,12 @@ def present() -> Iterator[Dataset]:
     yield from imported()
 
 
+def imported_as(name: str) -> Dataset | None:
+    """The dataset that a user imported under a name."""
+    is_name = os.path.basename(name) == name and name not in ("", ".", "..") and name not in BUILT_IN
+    return _imported(places.dataset_folder(name)) if is_name else None
+
+
 def _imported(folder: Path) -> Dataset | None:
     for kind, stored in KINDS.items():
         manifest = folder / stored.manifest
@@ -133,12 +139,12 @@ def _imported(folder: Path) -> Dataset | None:
 
 def refuse_other_kind(name: str, kind: str) -> None:
     """Refuse to import a dataset under the name of one of another kind, which would hide it."""
-    existing = _imported(places.dataset_folder(name))
+    existing = imported_as(name)
     if existing is not None and existing.kind != kind:
         raise DataError(
             f"there is a dataset {name!r} of {existing.kind} already",
             where={"folder": existing.folder},
-            fix="choose another --name, or remove it",
+            fix="--replace imports this file in its place; or another --name",
         )
 
 
@@ -150,14 +156,17 @@ def find(name: str) -> Dataset:
         if folder is not None and not folder.is_dir():
             raise missing(name)
         return Dataset(name=name, kind=kind, folder=folder)
-    is_name = os.path.basename(name) == name and name not in ("", ".", "..")
-    dataset = _imported(places.dataset_folder(name)) if is_name else None
+    dataset = imported_as(name)
     if dataset is not None:
         return dataset
     path = Path(name).expanduser()
     if os.path.lexists(path):
         return at(path)
-    raise UsageError(
+    raise unknown(name)
+
+
+def unknown(name: str) -> UsageError:
+    return UsageError(
         f"there is no dataset and no file {name!r}{did_you_mean(name, names())}",
         where={"known": ", ".join(names())},
         fix="recperf data list, or recperf data import --help",

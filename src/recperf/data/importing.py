@@ -1,35 +1,43 @@
-"""Imports a file of a user as a dataset, for `recperf data import` and `recperf.dataset`."""
+"""Imports a file of a user as a dataset, replaces and removes it, for `recperf data` and `recperf.dataset`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .. import places
+from ..errors import DataError, UsageError
 from ..folders import alone
 from . import datasets
 from .click_store.options import ClickOptions
 from .yambda.import_options import ImportOptions
 
+_ASIDE = ".replaced"
+"""How the name of a store ends while another takes its place."""
 Progress = Callable[..., Callable[..., None]]
 """Returns what is called with how much of some work is done, and with all of it, for the work's name and its unit."""
 
 
 def import_file(
-    options: ImportOptions | ClickOptions, *, store: Path | None = None, progress: Progress
+    options: ImportOptions | ClickOptions, *, store: Path | None = None, replace: bool = False, progress: Progress
 ) -> dict[str, Any]:
     """Import the file that the options name, into `store` or under the dataset's name, and describe the dataset. A
-    finished import of the same file and options is left as it is."""
+    finished import of the same file and options is left as it is. With `replace` the import takes the place of the
+    dataset of this name, which stays if the import fails."""
     kind = "clicks" if isinstance(options, ClickOptions) else "events"
     if store is not None:
+        if replace:
+            raise UsageError("a dataset is replaced by its name", fix="--name NAME in place of --store")
         return _described(options, store, progress)
     place = places.dataset_folder(options.name)
-    datasets.refuse_other_kind(options.name, kind)
+    if not replace:
+        datasets.refuse_other_kind(options.name, kind)
     existed = place.exists()
     try:
-        with alone(place, what=f"importing {options.name}"):
+        with alone(place, what=f"importing {options.name}"), _set_aside(options.name, wished=replace):
             # An import of the other kind may have ended just before.
             datasets.refuse_other_kind(options.name, kind)
             return _described(options, place / Path(datasets.KINDS[kind].manifest).parent, progress)
@@ -49,3 +57,46 @@ def _described(options: Any, folder: Path, progress: Progress) -> dict[str, Any]
     from .yambda.imports import import_dataset
 
     return import_dataset(options, folder, progress=progress)
+
+
+@contextmanager
+def _set_aside(name: str, *, wished: bool) -> Iterator[None]:
+    """If wished, put the dataset of a name aside for a block, and back if the block fails; else it is removed then. One
+    that a killed process had put aside comes back first."""
+    place = places.dataset_folder(name)
+    for left in place.glob(f"*{_ASIDE}"):
+        if not left.with_suffix("").exists():
+            left.rename(left.with_suffix(""))
+    existing = datasets.imported_as(name) if wished else None
+    if existing is None or existing.folder is None:
+        yield
+        return
+    aside = existing.folder.with_name(existing.folder.name + _ASIDE)
+    existing.folder.rename(aside)
+    try:
+        yield
+    except BaseException:
+        aside.rename(existing.folder)
+        raise
+    shutil.rmtree(aside)
+
+
+def remove_dataset(name: str, *, needed_by: list[str], force: bool) -> dict[str, Any]:
+    """Remove a dataset that a user imported. Without `force` one that runs need stays."""
+    existing = datasets.imported_as(name)
+    if name in datasets.BUILT_IN:
+        what = f"{name} is no dataset that you imported"
+        raise UsageError(what, fix=f"remove its folder by hand: {places.dataset_folder(name)}")
+    if existing is None or existing.folder is None:
+        raise datasets.unknown(name)
+    if needed_by and not force:
+        what = f"runs need {name} to be resumed, scored or started from: {', '.join(needed_by)}"
+        raise DataError(what, where={"folder": existing.folder}, fix="--force removes it all the same")
+    rows, size = existing.rows, existing.bytes
+    place = places.dataset_folder(name)
+    with alone(place, what=f"importing or removing {name}"):
+        shutil.rmtree(existing.folder)
+    # Files of others stay, and the folder with them.
+    with suppress(OSError):
+        place.rmdir()
+    return {"name": name, "folder": str(existing.folder), "rows": rows, "bytes": size, "needed_by": needed_by}

@@ -164,6 +164,18 @@ def _moments(store: EventStore, times_E: Longs | None, held_out: float) -> tuple
     return int(validation), int(test)
 
 
+def usual_split(store: EventStore) -> SplitRule:
+    """How events are held out by default: by time where a user's own file has times by which they can be, else each
+    user's last one."""
+    if store.imported is None or store.time_order != "time":
+        return "leave-one-out"
+    try:
+        data = NextItemData.from_store(store, "time")
+    except DataError:
+        return "leave-one-out"
+    return "time" if len(data.train()) and len(data.validation()) and len(data.test()) else "leave-one-out"
+
+
 @dataclass(frozen=True)
 class PlantedSequences:
     """Embedded sequences with a known effect of order: the group of the next item follows from the groups of the last

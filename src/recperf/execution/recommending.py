@@ -53,7 +53,7 @@ class Requests:
         known, _ = require_recommender(model)
         users = one_array(users)
         unknown = {known.role: Unknown.of(known.places(users) < 0, users)}
-        return Requests(users, free_name("user", model.served.names() - {known.role}), None, unknown)
+        return Requests(users, free_name(known.role, model.served.names() - {known.role}), None, unknown)
 
     @staticmethod
     def of_histories(model: TrainedModel, histories: Sequence[Sequence[Any]]) -> Requests:
@@ -132,7 +132,7 @@ def recommend(
         columns = {
             requests.role: ids.take(arrow.array(rows.numpy())),
             free_name("rank", names): ranks.numpy(),
-            free_name("item", names - {items.role}): items.values.take(at),
+            free_name(items.role, names - {items.role}): items.values.take(at),
             **({} if titles is None else {free_name("title", names): titles.take(at)}),
             free_name("score", names): served.probabilities(logits_UI)[rows, items_N].numpy(),
             free_name("logit", names): logits_UI[rows, items_N].numpy(),

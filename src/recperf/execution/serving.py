@@ -120,6 +120,10 @@ class Served(Protocol):
         """Names of the columns that the model reads."""
         return {name for names in (*self.roles.values(), *self.optional.values()) for name in names}
 
+    def known_of_items(self) -> Collection[str]:
+        """Roles whose columns rows may leave out, since the data says what they are for each item."""
+        return ()
+
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         """Encode columns, by role, as the training data was encoded."""
 
@@ -225,7 +229,12 @@ class TrainedModel:
     def columns(self, names: Sequence[str]) -> dict[str, str]:
         """The column of rows with these names that serves each role."""
         served = self.served
-        required = {role: find_column(role, spellings, names) for role, spellings in served.roles.items()}
+        required = {role: find_column(role, named, names, required=False) for role, named in served.roles.items()}
+        missing = [role for role, column in required.items() if column is None]
+        if missing:
+            known = served.known_of_items()
+            for role in missing:
+                find_column(role, served.roles[role], names, required=role not in known)
         more = {role: find_column(role, names_, names, required=False) for role, names_ in served.optional.items()}
         columns = {role: column for role, column in {**required, **more}.items() if column is not None}
         if len(set(columns.values())) < len(columns):

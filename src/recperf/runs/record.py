@@ -378,3 +378,13 @@ def packages() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def runs_on(dataset: str, folder: Path) -> list[str]:
+    """The runs of a folder, also those of benches in it, that were trained on a dataset of this name."""
+    found = []
+    for path in sorted((*folder.glob("*/data.json"), *folder.glob("*/*/data.json"))):
+        with contextlib.suppress(DataError, MachineError):
+            if jsonfile.read(path).get("name") == dataset:
+                found.append(str(path.parent))
+    return found

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ..distributed.ranks import current
 from ..errors import UsageError, closest
 from ..execution.workload import Workload, load
+from ..tasks import NEXT_ITEM
 
 if TYPE_CHECKING:
+    from ..data.datasets import Dataset
     from ..distributed.shares import Division
 
 WORKLOADS = {
@@ -52,6 +54,13 @@ def able(kind: str) -> list[str]:
     """Workloads that can train on datasets of a kind, those made for it first: they list it before other kinds."""
     kinds = {name: list(find(name).datasets) for name in names()}
     return sorted((name for name in kinds if kind in kinds[name]), key=lambda name: kinds[name].index(kind))
+
+
+def proposed(dataset: Dataset) -> str | None:
+    """The workload to try first on a dataset: for events that a user imported, next items."""
+    possible = able(dataset.kind)
+    own = [name for name in possible if find(name).task is NEXT_ITEM] if dataset.manifest is not None else []
+    return next(iter([*own, *possible]), None)
 
 
 def division(prepared: Any, planned: Callable[[Any], Any] | None = None) -> Division:

@@ -10,7 +10,7 @@ from ..config import from_json, to_json
 from ..errors import DataError, UsageError, closest, did_you_mean
 from ..execution.workload import Workload
 from ..train.config import StartConfig
-from . import able, find
+from . import able, find, proposed
 
 if TYPE_CHECKING:
     from ..data.datasets import Dataset
@@ -50,7 +50,7 @@ def choose(
         raise UsageError(f"{' and '.join(named if len(named) > 1 else ['--resume', '--data'])} exclude each other")
     if name is None and data is not None:
         # Where no workload is named: one made for the kind of data.
-        default = next(iter(able(data.kind)), default)
+        default = proposed(data) or default
     if named and preset is None:
         path = Path(str(sources[named[0]])).expanduser()
         if config is None and not path.is_dir():
@@ -84,7 +84,7 @@ def _on(data: Dataset, choice: Choice) -> Any:
     if log is not None and "events" in workload.datasets:
         fix = f"recperf data import {log} --user 1 --item 2 --rating 3 --time 4 --name NAME, then --data NAME"
     else:
-        fix = f"recperf run {others[0]} --data {data.name}" if others else "recperf data list"
+        fix = f"recperf run {proposed(data)} --data {data.name}" if others else "recperf data list"
     can = f"these can: {', '.join(others)}" if others else "no workload can"
     raise UsageError(f"{workload.name} cannot train on {data.name}, which is a dataset of {data.kind}; {can}", fix=fix)
 

@@ -211,8 +211,35 @@ class ServedImported(ServedClicks):
         values = None if column not in self.keys else self._vocabulary(column)
         return None if values is None else CategoryIds(self.clicks, column, values)
 
+    def known_of_items(self) -> set[str]:
+        if self.users is None or self.items is None:
+            return set()
+        by_item = self.owned[1]
+        names = [*self.dense_names, *(key for key, slots in zip(self.keys, self.slots) for _ in range(slots))]
+        owned = torch.cat([by_item.by_item_D, by_item.by_item_S]).tolist()
+        others = {name for name, is_owned in zip(names, owned) if not is_owned}
+        return self.roles.keys() - others - {self.items.role}
+
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        return Encoded(*self.clicks.encode(pyarrow().table(dict(rows))))
+        """Columns that rows do not have are those of their items in the training rows."""
+        arrow, missing = pyarrow(), self.roles.keys() - rows.keys()
+        count = len(next(iter(rows.values())))
+        none = {name: arrow.nulls(count, arrow.string()) for name in missing}
+        inputs, unknown = self.clicks.encode(arrow.table({**rows, **none}))
+        if missing:
+            assert self.items is not None
+            items_N = torch.from_numpy(self.items.numbers(rows[self.items.role])[0])
+            columns = self.owned[1].replaced(
+                items_N, torch.from_numpy(inputs.dense_ND), torch.from_numpy(inputs.ids_NS).long()
+            )
+            dense_ND, ids_NS = (column.numpy() for column in columns)
+            at_D = [name.removesuffix(" missing") in missing for name in self.dense_names]
+            at_S = np.repeat([key in missing for key in self.keys], self.slots)
+            inputs = Rows(
+                np.where(at_D, dense_ND, inputs.dense_ND), np.where(at_S, ids_NS, inputs.ids_NS).astype(np.int32),
+                inputs.labels_N,
+            )  # fmt: skip
+        return Encoded(inputs, {name: one for name, one in unknown.items() if name not in missing})
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Rows]]:
         for first, last in self.blocks(self.clicks.count("valid")):

@@ -290,7 +290,7 @@ def test_importing_again_returns_the_existing_store(tmp_path: Path) -> None:
     assert not (first.folder / "journal.json").exists()
     with pytest.raises(DataError, match=r"with other options: positive_from 4\.0, now 3\.0$"):
         import_file(path, positive_from=3.0)
-    with pytest.raises(DataError, match="of another source"):
+    with pytest.raises(DataError, match="of another file"):
         import_file(write(tmp_path, HEADER + "1,1,1,4\n"))
     assert open_store(first.folder).digest == first.digest
 

@@ -27,6 +27,7 @@ ACTIONS = {
     "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
+    "remove": "remove a dataset that you imported",
 }
 
 HELP = """usage: recperf data ACTION NAME [OPTIONS]
@@ -94,7 +95,17 @@ class Prepare(OutputOptions):
     """Folder of the event store; default: in the cache folder."""
 
 
-OPTIONS: dict[str, Any] = {"get": Get, "check": Check, "info": Info, "make": Make, "prepare": Prepare}
+@dataclass(frozen=True, kw_only=True)
+class Remove(OutputOptions):
+    name: tyro.conf.Positional[str]
+    """A dataset that you imported."""
+    runs: Path = Path("runs")
+    """Folder whose runs are asked whether they need the dataset."""
+    force: bool = False
+    """Remove it even if runs need it."""
+
+
+OPTIONS: dict[str, Any] = {"remove": Remove, "get": Get, "check": Check, "info": Info, "make": Make, "prepare": Prepare}
 
 
 def command(arguments: list[str]) -> int:
@@ -112,6 +123,8 @@ def command(arguments: list[str]) -> int:
         raise UsageError(f"data {action} needs the name of a dataset", fix=f"{prog} --help")
     options: Any = parse(OPTIONS[action], arguments[1:], prog=prog, description=description)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    if action == "remove":
+        return _remove(options, terminal)
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
         if action == "check" and options.sums is not None:
             return _check_sums(options, bar("comparing", "bytes"), terminal)
@@ -171,6 +184,14 @@ def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal)
     from ...data.yambda import catalogue as events
 
     store = events.find(options.name, path=options.path, say=terminal.say)
+    if store.imported and not options.json:
+        from ...data.yambda.imports import described
+        from .imports import say_events
+
+        command = f"recperf run {workloads.proposed(datasets.at(store.folder))} --data {options.name}"
+        facts = {**described(store), "name": store.name, "folder": str(store.folder), "next": command}
+        say_events(facts, terminal)
+        return {}
     return events.describe(store, seconds=options.window_seconds, min_history=options.min_history)
 
 
@@ -197,6 +218,17 @@ def _prepare(options: Prepare, kind: str, bar: Callable[..., Any], terminal: Ter
         what = f"{options.name} is not raw listening events; only those are prepared"
         raise UsageError(what, fix="recperf data prepare yambda-50m --path FOLDER")
     return catalogue.prepare(options.name, path=options.path, store=options.store, progress=bar)
+
+
+def _remove(options: Remove, terminal: Terminal) -> int:
+    from ...data.importing import remove_dataset
+    from ...runs.record import runs_on
+
+    facts = remove_dataset(options.name, needed_by=runs_on(options.name, options.runs), force=options.force)
+    terminal.say(f"removed {facts['name']}: {count_of(facts['rows'] or 0, 'row')}, {size(facts['bytes'])}")
+    if options.json:
+        print_json(facts)
+    return 0
 
 
 PERFORM: dict[str, Any] = {"get": _get, "check": _check, "info": _info, "make": _make, "prepare": _prepare}
@@ -252,7 +284,7 @@ def list_datasets(arguments: list[str]) -> int:
 
 def _describe(dataset: datasets.Dataset) -> dict[str, Any]:
     able = workloads.able(dataset.kind)
-    train = f"recperf run {able[0]} --data {dataset.name}" if able else "-"
+    train = f"recperf run {workloads.proposed(dataset)} --data {dataset.name}" if able else "-"
     try:
         rows = dataset.rows
     except DataError as error:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ...data import importing
+from ...data import datasets, importing
 from ...data.click_store.options import ClickOptions
 from ...data.user_files.values import TIME_UNITS
 from ...data.yambda.import_options import ImportOptions
 from ...errors import UsageError
-from ...tasks import CLICK_LABELS, EVENT_LABELS, NEXT_ITEM
+from ...runs.record import runs_on
 from ...terminal import Terminal, print_json
-from ...workloads import able, find
+from ...workloads import proposed
 from ..parse import SWITCHES, OutputOptions, parse
 from .output import count_of, print_import, progress_bars
 
@@ -35,12 +35,16 @@ MOST_UNUSED = 20
 class ImportEvents(ImportOptions, OutputOptions):
     store: Path | None = None
     """Folder of the event store; default: one in the cache folder, which other commands find by the dataset's name."""
+    replace: bool = False
+    """Import the file in place of the dataset that has the name now; that one stays if the import fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportClicks(ClickOptions, OutputOptions):
     store: Path | None = None
     """Folder of the rows; default: one in the cache folder, which other commands find by the dataset's name."""
+    replace: bool = False
+    """Import the file in place of the dataset that has the name now; that one stays if the import fails."""
 
 
 def import_file(arguments: list[str]) -> int:
@@ -55,16 +59,18 @@ def import_file(arguments: list[str]) -> int:
     asked_for = ClickOptions if is_clicks else ImportOptions
     values = {field.name: getattr(options, field.name) for field in fields(asked_for)}
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
+    before = runs_on(options.name, Path("runs")) if options.replace else []
     with progress_bars(terminal, resumable=False) as bar:
-        facts = importing.import_file(asked_for(**values), store=options.store, progress=bar)
-    kind = "clicks" if is_clicks else "events"
-    task = CLICK_LABELS if is_clicks else NEXT_ITEM if options.sequences else EVENT_LABELS
-    model = next(model for model in able(kind) if find(model).task is task)
+        facts = importing.import_file(asked_for(**values), store=options.store, replace=options.replace, progress=bar)
+    model = proposed(datasets.at(Path(facts["folder"])))
+    if before and facts["imported"]:
+        note = f"runs of the dataset before, which can no longer be resumed or scored: {', '.join(before)}"
+        facts["notes"] = [*facts.get("notes", ()), note]
     facts["next"] = f"recperf run {model} --data {shlex.quote(str(options.store or options.name))}"
     if options.json:
         print_json(facts)
     else:
-        (_say_clicks if is_clicks else _say_events)(facts, terminal)
+        (_say_clicks if is_clicks else say_events)(facts, terminal)
     return 0
 
 
@@ -100,25 +106,27 @@ def _say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
         columns=columns,
         lines={
             "tables": f"categories of fewer than {facts['min_count']} training rows share a table row",
-            "held out": "by default a random fifth" + ("; the last fifth with --data.split time" if days else ""),
+            "held out": "by default " + ("the latest fifth of the rows" if days else "a random fifth: no times"),
         },
         skipped=facts["skipped_rows"],
     )
 
 
-def _say_events(facts: dict[str, Any], terminal: Terminal) -> None:
+def say_events(facts: dict[str, Any], terminal: Terminal) -> None:
     from ...data.yambda.store import read_manifest
 
     imported = read_manifest(Path(facts["folder"])).imported
     assert imported is not None
     days, per_user = imported.days, imported.events_per_user
     counts = f"{count_of(imported.events_in_file, 'event')} of {count_of(facts['users'], 'user')}"
-    lines = {}
+    lines = dict(_recognition(imported))
     if facts["positive_share"] is not None:
         lines["positives"] = f"{facts['positive_share']:.1%} of {facts['labelled']:,} labelled events"
     lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
     begin = f", from {days.held_out_from} on" if days else ""
     lines["held out"] = f"by default the last fifth, about {facts['held_out']:,} events{begin}"
+    if unseen := facts["unseen"]:
+        lines["new then"] = f"{count_of(unseen['users'], 'user')} and {count_of(unseen['items'], 'item')}"
     print_import(
         facts,
         terminal,
@@ -128,6 +136,18 @@ def _say_events(facts: dict[str, Any], terminal: Terminal) -> None:
         lines=lines,
         skipped=imported.skipped_rows,
     )
+
+
+def _recognition(imported: Any) -> Iterator[tuple[str, str]]:
+    """What was recognised without an option, and the options that change it."""
+    columns, options = imported.options.columns, "--user, --item, --time, --rating or --label COLUMN"
+    if imported.recognised:
+        found = {"name": "by name", "values": "by its values"}
+        for how, text in found.items():
+            roles = [role for role, by in imported.recognised.items() if by == how]
+            found[how] = f"{text}: {', '.join(f'{columns[role]} ({role})' for role in roles)}" if roles else ""
+        yield "recognised", "; ".join(filter(None, found.values()))
+        yield "otherwise", options + ("; --time none: it is no time" if "time" in imported.recognised else "")
 
 
 def _columns(imported: Any, items_without: dict[str, int]) -> Iterator[tuple[str, str]]:

@@ -40,8 +40,8 @@ def print_import(
     skipped: SkippedRows | None,
 ) -> None:
     """A sentence of what was imported, its columns, a few further facts, and the next command."""
-    verb = "imported" if facts["imported"] else "already imported"
-    terminal.say(f"{verb} {facts['name']}: {counts}{f', {dates[0]} to {dates[1]}' if dates else ''}")
+    verb = {True: "imported ", False: "already imported ", None: ""}[facts.get("imported")]
+    terminal.say(f"{verb}{facts['name']}: {counts}{f', {dates[0]} to {dates[1]}' if dates else ''}")
     terminal.say("  columns")
     width = max(map(len, columns))
     for name, text in columns.items():
@@ -50,9 +50,9 @@ def print_import(
         more = f"; and {skipped.count - _SHOWN:,} more" * (skipped.count > _SHOWN)
         shown = "; ".join(skipped.first[:_SHOWN])
         lines = {**lines, "skipped": f"{count_of(skipped.count, 'bad row')}: {shown}{more}"}
-    written = f", written in {facts['seconds']:.1f} s" if facts["imported"] else ""
+    written = f", written in {facts['seconds']:.1f} s" if facts.get("imported") else ""
     for name, text in {**lines, "store": f"{facts['folder']}, {size(facts['store_bytes'])}{written}"}.items():
-        terminal.say(f"  {name:<9}  {text}")
+        terminal.say(f"  {name:<10}  {text}")
     for note in facts.get("notes", ()):
         terminal.notice(note)
     terminal.say(f"next: {facts['next']}")

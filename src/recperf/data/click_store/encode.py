@@ -126,6 +126,11 @@ class ClickManifest(Struct, kw_only=True, omit_defaults=True):
     earlier: EarlierRows | None = None
 
     @property
+    def split(self) -> Literal["time", "random"]:
+        """How rows are held out by default: the latest, or where rows have no times random ones."""
+        return "time" if self.times is not None and self.times[0] < self.times[1] else "random"
+
+    @property
     def layout(self) -> Layout:
         """The arrays of the store; without numbers it has no array of them."""
         dense, slots = sum(one.kind == "numeric" for one in self.columns), sum(one.slots for one in self.columns)

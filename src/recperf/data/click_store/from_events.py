@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from ...errors import notice_once
 from ...files import make_folder, writing
 from ...folders import one_at_a_time, temporary_folder
 from ..datasets import Dataset, legal_name
-from ..rows import pyarrow
+from ..rows import is_text, pyarrow
 from ..user_files.formats import LIST_MARK, LIST_ROLE
+from ..yambda.item_features import read_items
 from ..yambda.schema import ANCHORS, LISTEN_PLUS
 from ..yambda.store import EventStore, originals, own_ids
 from .encode import MANIFEST, VERSION
@@ -31,6 +33,9 @@ def clicks_of(dataset: Dataset) -> Dataset:
     names = _names(store)
     # Scored rows have the columns of the imported file, whose names are no part of the events' digest.
     own = "".join(f"-{legal_name(names[role])}" for role in names if names[role] != role)
+    # So are the features of items.
+    items = store.imported and store.imported.item_file
+    own += f"-{items.sha256[:16]}" if items else ""
     folder = places.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}{own}"
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
@@ -45,14 +50,24 @@ def _names(store: EventStore) -> dict[str, str]:
     and no other column of the rows has them."""
     columns = store.imported.options.columns if store.imported else {}
     names = {role: columns.get(role, role) for role in ("user", "item", "time")}
-    taken = {"label", "artist", "album", LIST_ROLE}
     is_named = all(name and not name.isdigit() and "," not in name for name in names.values())
-    is_free = len({name.lower() for name in names.values()} - taken) == len(names)
+    is_free = len({name.lower() for name in names.values()} - {"label"}) == len(names)
     return names if is_named and is_free else {role: role for role in names}
 
 
+def _free(name: str, taken: Collection[str]) -> str:
+    """A column's name that options can have and no other column of the rows has."""
+    name = name.replace(",", " ")
+    while name.lower() in taken or name.isdigit():
+        name = f"item {name}"
+    return name
+
+
 def _convert(store: EventStore, folder: Path, names: dict[str, str]) -> None:
-    arrow, by_item, timed = pyarrow(), _groups(store), store.time_order == "time"
+    arrow, timed = pyarrow(), store.time_order == "time"
+    taken = {"label", *(name.lower() for name in names.values())}
+    by_item = {_free(name, taken): values for name, values in _groups(store).items()}
+    several = _several(by_item)
     own = {role: arrow.array(own_ids(store, role)) for role in ("user", "item")}
 
     def listens(part: slice) -> Any:
@@ -83,8 +98,8 @@ def _convert(store: EventStore, folder: Path, names: dict[str, str]) -> None:
             user=names["user"],
             item=names["item"],
             time=names["time"] if timed else None,
-            categorical=",".join([names["user"], names["item"], *(name for name in by_item if name != LIST_ROLE)]),
-            multi=LIST_ROLE if LIST_ROLE in by_item else None,
+            categorical=",".join([names["user"], names["item"], *(name for name in by_item if name not in several)]),
+            multi=",".join(several) or None,
             separator=LIST_MARK,
             name=legal_name(store.name),
         )
@@ -92,14 +107,30 @@ def _convert(store: EventStore, folder: Path, names: dict[str, str]) -> None:
 
 
 def _groups(store: EventStore) -> dict[str, Any]:
-    """What each item belongs to, by the name of the column: artist and album or, where an import had genres, these."""
+    """What is known of each item, by the names of the columns in the user's files: the features of a file of items,
+    else the groups of items that the events have. Several values of an item are one text."""
+    arrow, stored = pyarrow(), read_items(store)
+    if stored is not None and stored.features:
+        return {name: arrow.array(feature.texts(LIST_MARK)) for name, feature in stored.features.items()}
     options = store.imported.options if store.imported else None
     sets = options is not None and getattr(options, LIST_ROLE) is not None and options.album is None
-    arrow, by_item = pyarrow(), {}
+    by_item = {}
     for position, role in enumerate(("artist", "album")):
         ids_I = store.catalogue_I2[:, position].astype(np.int64)
         if ids_I.any() and not (sets and role == "artist"):
             listed = originals(store.folder, f"{role}s") if f"{role}s" in store.originals else None
             known = arrow.array([None, *(listed or range(1, int(ids_I.max()) + 1))])
-            by_item[LIST_ROLE if sets else role] = known.take(arrow.array(ids_I))
+            role = LIST_ROLE if sets else role
+            column = options.columns.get(role, role) if options is not None else role
+            by_item[column] = known.take(arrow.array(ids_I))
     return by_item
+
+
+def _several(by_item: dict[str, Any]) -> list[str]:
+    """The columns of which some item has several values."""
+    compute = pyarrow(".compute")
+    return [
+        name
+        for name, values in by_item.items()
+        if is_text(values) and compute.any(compute.match_substring(values, LIST_MARK)).as_py()
+    ]

@@ -94,7 +94,7 @@ def import_clicks(
             raise DataError(
                 "a dataset of this name exists already, from another file or with other options",
                 where={"folder": folder},
-                fix="choose another --name, or remove the folder",
+                fix="--replace imports this file in its place; or another --name",
             )
         return manifest
     with fresh_folder(folder, fix=RESTART) as draft:

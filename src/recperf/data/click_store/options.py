@@ -16,7 +16,8 @@ from ...errors import DataError, UsageError
 from ..user_files import values as sql
 from ..user_files.file import Source
 from ..user_files.options import FileOptions
-from ..user_files.source import inspect, position_of, recognised_columns, require_distinct, shown_names
+from ..user_files.recognise import recognised_columns
+from ..user_files.source import inspect, position_of, require_distinct, shown_names
 from ..user_files.values import column_types, fetch_row, literal
 
 MOST_FEATURES: Final = 500

@@ -35,6 +35,8 @@ class Source:
     """Whether rows are fields with a delimiter between them, which may be in quotes."""
     delimiter: str = ","
     has_header: bool = False
+    time_by_values: bool = False
+    """Whether the column of the time was recognised by its values, not by its name."""
 
     def require_unchanged(self) -> None:
         """Refuse a file that changed since it was inspected: what was imported must be what was hashed."""

@@ -10,8 +10,9 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from ..rows import pyarrow
 from .file import BOM, LONGEST_LINE, Source, bad_file
+from .recognise import FIRST_ROWS
 from .text_rows import BadRows, TextBlock
 from .values import MISSING, fetch_row, literal
 
@@ -72,6 +74,8 @@ class TextFormat:
     """The rows of a block, which has a number, as a table of DuckDB with the columns f0, f1 and so on for the roles."""
     names: Callable[[Path, bytes, str], list[str]] = lambda path, sample, delimiter: []
     """The names of the columns, or the fields of the first record, from the first bytes of a file."""
+    first: Callable[[bytes, list[str], str], list[list[Any]]] = lambda sample, names, delimiter: []
+    """The values of the first rows behind a header, from the same bytes; rows that cannot be read are left out."""
     delimited: bool = False
     """Whether rows are fields with a delimiter between them, which may be in quotes."""
     roles: tuple[str, ...] = ()
@@ -85,6 +89,15 @@ def _csv_names(path: Path, sample: bytes, delimiter: str) -> list[str]:
     except csv.Error as error:
         raise bad_file(path, f"the first line cannot be read: {error}", "begin with a header or a row") from None
     return [field.strip() for field in fields[:: len(delimiter)]]
+
+
+def _csv_first(sample: bytes, names: list[str], delimiter: str) -> list[list[Any]]:
+    text, first = sample.decode(errors="replace"), list[list[str]]()
+    # The last line of a sample may be cut.
+    rows = csv.reader(io.StringIO(text[: text.rfind("\n") + 1] or text, newline=""), delimiter=delimiter[0])
+    with suppress(csv.Error):
+        first += (row[:: len(delimiter)] for row in islice(rows, 1, FIRST_ROWS))
+    return [row for row in first if len(row) == len(names)]
 
 
 def _csv_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
@@ -118,6 +131,15 @@ def _json_names(path: Path, sample: bytes, delimiter: str) -> list[str]:
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise bad_file(path, f"row 1 is not a JSON object: {why}", "write one object on each line") from None
+
+
+def _json_first(sample: bytes, names: list[str], delimiter: str) -> list[list[Any]]:
+    first: list[list[Any]] = []
+    for line in sample.split(b"\n")[:FIRST_ROWS]:
+        with suppress(ValueError, RecursionError):
+            value = json.loads(line)
+            first += [[value.get(name) for name in names]] if isinstance(value, dict) else []
+    return first
 
 
 def _json_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
@@ -179,8 +201,15 @@ def _sequence_rows(connection: Any, source: Source, block: TextBlock, bad: BadRo
 TEXT = {
     one.name: one
     for one in (
-        TextFormat(name="json", begins=_begins_json, names=_json_names, rows=_json_rows),
-        TextFormat(name="csv", begins=lambda path, line: True, names=_csv_names, rows=_csv_rows, delimited=True),
+        TextFormat(name="json", begins=_begins_json, names=_json_names, first=_json_first, rows=_json_rows),
+        TextFormat(
+            name="csv",
+            begins=lambda path, line: True,
+            names=_csv_names,
+            first=_csv_first,
+            rows=_csv_rows,
+            delimited=True,
+        ),
         TextFormat(name="sequences", begins=lambda path, line: False, rows=_sequence_rows, roles=("user", "item")),
     )
 }

@@ -10,6 +10,8 @@ from ...config import require, within
 from ...errors import UsageError
 from ..datasets import legal_name, require_name
 
+NO_TIME = "none"
+"""As the column of the time: none, even if one looks like it."""
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 
 
@@ -17,11 +19,11 @@ TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
 class FileOptions:
     user: str | None = None
     """Column of the user, by its name or, counted from 1, its number. Columns of user, item, time, rating or label that
-    no option names are recognised by usual names like userId or timestamp."""
+    no option names are recognised by usual names like userId or timestamp, a time also by its values."""
     item: str | None = None
     """Column of the item."""
     time: str | None = None
-    """Column of the time: a number, ISO text or a timestamp."""
+    """Column of the time: a number, ISO text or a timestamp; none: no column is the time."""
     time_unit: TimeUnit = "auto"
     """Unit of times: seconds, milliseconds, microseconds, nanoseconds, or ISO text like 2024-05-01T12:00:00 (UTC if it
     has no zone); auto decides by the largest time. A Parquet column of type timestamp or date has its own unit."""

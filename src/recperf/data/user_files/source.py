@@ -10,17 +10,19 @@ import gzip
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from ...errors import DataError, UsageError, closest
 from ...files import open_linked
 from ..rows import pyarrow
 from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, state_of, unreadable
 from .formats import COLUMNAR, LONGEST_MAGIC, ColumnarFormat, text_format
-from .values import plain
+from .recognise import FIRST_ROWS, columns_of_times, recognised_columns
 
 Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")
@@ -65,8 +67,8 @@ def inspect(
     for columnar in COLUMNAR.values():
         if magic.startswith(columnar.magic):
             names = _column_names(path, columnar)
-            positions = _positions(path, columns, names, recognised or {})
-            return replace(source, format=columnar.name, names=names, columns=positions)
+            source = replace(source, format=columnar.name, names=names)
+            return _with_columns(source, columns, recognised or {}, partial(_column_rows, path, columnar, names))
         if path.suffix in columnar.endings:
             raise bad_file(path, f"this is not a {columnar.title} file", "name it .csv if it is text")
     try:
@@ -87,17 +89,17 @@ def inspect(
         name = next(column for column in columns.values() if not column.isdecimal())
         what = f"a file without a header has no column {name!r}"
         raise UsageError(what, where={"file": path}, fix=f"give columns by number, 1 to {len(names)}")
-    names = [""] * len(names) if text.delimited and not has_header else names
-    names = [_TYPE.sub("", name) for name in names]
-    return replace(
+    unnamed = text.delimited and not has_header
+    source = replace(
         source,
         format=text.name,
-        names=names,
-        columns=_positions(path, columns, names, recognised or {}),
+        names=[""] * len(names) if unnamed else [_TYPE.sub("", name) for name in names],
         delimited=text.delimited,
         delimiter=delimiter,
         has_header=has_header,
     )
+    first = partial(text.first, sample, names, delimiter)
+    return _with_columns(source, columns, recognised or {}, list if unnamed else first)
 
 
 def _first_line(path: Path, sample: bytes) -> str:
@@ -132,9 +134,33 @@ def _column_names(path: Path, columnar: ColumnarFormat) -> list[str]:
         raise unreadable(path, error) from None
 
 
-def _positions(
-    path: Path, columns: Mapping[str, str], names: list[str], recognised: Mapping[str, Sequence[str]]
-) -> dict[str, int]:
+def _column_rows(path: Path, columnar: ColumnarFormat, names: list[str]) -> list[list[Any]]:
+    """The first values of columns of text and integers, and a time where the type is one; the others are None."""
+    if repeated_name(names) is not None:
+        return []
+    arrow = pyarrow()
+    try:
+        with columnar.open(path) as (schema, rows, batches):
+            kinds, types = dict(zip(names, schema.types)), arrow.types
+            read = [name for name in names if types.is_integer(kinds[name]) or types.is_string(kinds[name])]
+            values = next(batches(read)).slice(0, FIRST_ROWS).to_pydict() if rows and read else {}
+    except (arrow.ArrowException, OSError) as error:
+        raise unreadable(path, error) from None
+    for name, kind in kinds.items():
+        is_time = types.is_timestamp(kind) or types.is_date(kind)
+        values.setdefault(name, [datetime.min if is_time else None] * min(rows, FIRST_ROWS))
+    return [list(row) for row in zip(*(values[name] for name in names))]
+
+
+def _with_columns(
+    source: Source,
+    columns: Mapping[str, str],
+    recognised: Mapping[str, Sequence[str]],
+    rows: Callable[[], list[list[Any]]],
+) -> Source:
+    """The source with the column of each role: those that the user named, then those with usual names, and if there is
+    no time yet, one with times in the first `rows`."""
+    path, names = source.path, source.names
     roles: dict[int, str] = {}
     for role, column in columns.items():
         position = position_of(path, role, column, names)
@@ -145,13 +171,15 @@ def _positions(
     for role, usual in recognised.items():
         for position in [position for position in recognised_columns(names, usual) if position not in roles][:1]:
             roles[position] = role
-    return {role: position for position, role in roles.items()}
-
-
-def recognised_columns(names: Sequence[str], usual: Sequence[str]) -> list[int]:
-    """Positions of columns with usual names, the likeliest first; a name that several columns have does not count."""
-    plain_names = [plain(name) for name in names]
-    return [plain_names.index(name) for name in usual if plain_names.count(name) == 1]
+    by_value = []
+    if "time" in recognised and "time" not in roles.values():
+        by_value = [at for at in columns_of_times(rows()) if at not in roles]
+        if len(by_value) > 1:
+            first, second, *_ = (names[at] for at in by_value)
+            what = f"columns {first!r} and {second!r} both have times, and neither has a usual name for the time"
+            raise UsageError(what, where={"file": path}, fix=f"--time {first}, or --time {second}; or --time none")
+        roles.update(dict.fromkeys(by_value, "time"))
+    return replace(source, columns={role: at for at, role in roles.items()}, time_by_values=bool(by_value))
 
 
 def require_role(source: Source, role: str) -> None:

@@ -49,6 +49,7 @@ COLUMNS: Final = {
     "user": (
         *("user", "userid", "uid", "visitorid", "visitor", "customerid", "customer", "memberid", "reviewerid"),
         *("accountid", "profileid", "clientid", "playerid", "username", "sessionid", "session"),
+        *("client", "account", "member", "reviewer"),
     ),
     "item": (
         *("item", "itemid", "iid", "movieid", "movie", "productid", "product", "articleid", "article", "adid"),
@@ -59,9 +60,9 @@ COLUMNS: Final = {
     ),
     "time": (
         *("timestamp", "time", "ts", "datetime", "date", "eventtime", "createdat", "unixtimestamp", "unixreviewtime"),
-        *("ratingtimestamp", "eventtimestamp", "eventdate", "tdat"),
+        *("ratingtimestamp", "eventtimestamp", "eventdate", "tdat", "when", "orderdate", "purchasedate"),
     ),
-    "rating": ("rating", "stars", "score", "bookrating", "overall", "reviewscore", "reviewoverall"),
+    "rating": ("rating", "stars", "score", "bookrating", "overall", "reviewscore", "reviewoverall", "grade"),
     "label": (
         *("label", "clicked", "click", "isclicked", "isclick", "clk", "target", "converted", "conversion"),
         *("liked", "bought", "purchased", "isrecommended", "recommended"),

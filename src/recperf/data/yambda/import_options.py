@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from ...config import require, within
 from ...errors import UsageError
-from ..user_files.options import FileOptions
+from ..user_files.options import NO_TIME, FileOptions
 from ..user_files.values import COLUMNS
 
 Signal = Literal["rating", "label"]
@@ -82,7 +82,8 @@ class ImportOptions(FileOptions):
     def columns(self) -> dict[str, str]:
         """The column of each role that has one."""
         roles = ("user", "item", "time", *SIGNALS, "artist", "album", "genres")
-        return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
+        given = {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
+        return {role: column for role, column in given.items() if (role, column) != ("time", NO_TIME)}
 
     @property
     def recognised(self) -> dict[str, tuple[str, ...]]:
@@ -98,4 +99,5 @@ class ImportOptions(FileOptions):
         extra = {role: name for role, name in columns.items() if role not in self.columns}
         if "rating" in extra:
             extra.pop("label", None)
-        return replace(self, **extra)  # type: ignore[arg-type]
+        time = None if self.time == NO_TIME else self.time
+        return replace(self, **{"time": time, **extra})  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from .item_file import ItemFile
 from .manifest import Days, EventManifest, ImportFacts
 from .negatives import FIRST_TIMES, Negatives
 from .schema import LISTEN_PLUS, ORGANIC, SKIP
-from .store import MANIFEST, open_store, read_manifest
+from .store import MANIFEST, EventStore, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
 
 LICENCE = "that of the source"
@@ -54,15 +54,24 @@ def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[.
     existed = (folder / MANIFEST).is_file()
     import_events(options, folder, reading=progress("reading", "bytes"), sorting=progress("sorting"))
     store, seconds = open_store(folder), monotonic() - began
+    return {
+        **described(store),
+        "name": options.name,
+        "folder": str(folder),
+        "imported": not existed,
+        "notes": list(_notes(store.imported)) if store.imported else [],
+        "seconds": round(seconds, 2),
+    }
+
+
+def described(store: EventStore) -> dict[str, Any]:
+    """What an imported dataset holds."""
     manifest, facts = store.manifest, store.imported
     assert facts is not None
     # Events that a model can be trained on: listens in the file, and drawn negatives.
     labelled = manifest.by_type["listen"] + (facts.negatives.drawn if facts.negatives else 0)
     return {
         **as_json(facts),
-        "name": options.name,
-        "folder": str(folder),
-        "imported": not existed,
         "events": manifest.events,
         "users": facts.distinct["users"],
         "items": facts.distinct["items"],
@@ -75,11 +84,21 @@ def import_dataset(options: ImportOptions, folder: Path, *, progress: Callable[.
             if role in facts.distinct
         },
         "held_out": round(HELD_OUT * labelled),
+        "unseen": _unseen(store) if facts.days else {},
         "store_bytes": sum(column.bytes for column in manifest.columns.values()),
         "digest": store.digest,
-        "notes": list(_notes(facts)),
-        "seconds": round(seconds, 2),
     }
+
+
+def _unseen(store: EventStore) -> dict[str, int]:
+    """How many users and items have their first event among the latest ones, which are held out by default."""
+    times_E = store.times_E[:]
+    begin = np.quantile(times_E, 1 - HELD_OUT, method="higher")
+    first_I = np.full(store.items, np.iinfo(np.uint32).max, np.uint32)
+    np.minimum.at(first_I, store.items_at(slice(None)), times_E)
+    there_I = first_I < np.iinfo(np.uint32).max
+    users = int((times_E[store.user_first_U1[:-1]] >= begin).sum())
+    return {"users": users, "items": int((first_I[there_I] >= begin).sum())}
 
 
 def _notes(facts: ImportFacts) -> Iterator[str]:
@@ -94,6 +113,10 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
         yield "the file has no time: the order of its rows is used, and its last fifth is held out"
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
+    if facts.repeated:
+        part = facts.repeated / facts.events_in_file
+        rows = "row repeats" if (n := facts.repeated) == 1 else "rows repeat"
+        yield f"{n:,} {rows.replace(' ', f' ({part:.1%}) ')} the user, item, time and label of another; all are kept"
     if file := facts.item_file:
         if file.without:
             yield f"{file.without:,} of {facts.distinct['items']:,} items are not in {file.source}"
@@ -133,7 +156,10 @@ def import_events(
     )
     for role in ("user", "item"):
         require_role(source, role)
-    options = options.with_columns({role: source.names[position] for role, position in source.columns.items()})
+    asked, options = options, options.with_columns({role: source.names[at] for role, at in source.columns.items()})
+    recognised = {role: "name" for role in options.columns if role not in asked.columns}
+    if source.time_by_values:
+        recognised["time"] = "values"
     source = dataclasses.replace(source, columns={role: source.columns[role] for role in options.columns})
     identity = {
         "source": source.path.name,
@@ -146,7 +172,7 @@ def import_events(
         return folder.expanduser()
     with StoreWriter(folder, identity=identity, again=RESTART) as writer:
         try:
-            return _build(source, options, writer, reading, sorting)
+            return _build(source, options, recognised, writer, reading, sorting)
         except BaseException:
             remove_folder(writer.draft, OURS)
             raise
@@ -165,22 +191,33 @@ def _identifying(options: ImportOptions) -> dict[str, Any]:
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
-    """Name the options that differ from those of a store of the same file."""
+    """Refuse a store of another file, or of the same with other options, which are named."""
     if not (folder / MANIFEST).is_file():
         return
-    existing, now = read_manifest(folder).identity, identity["options"]
-    before = existing.get("options", now) if existing.get("sha256") == identity["sha256"] else now
+    existing, now, fix = read_manifest(folder).identity, identity["options"], "--replace imports this file in its place"
+    fix += "; or another --name or --store"
+    if existing.get("sha256") != identity["sha256"]:
+        what = f"a dataset of this name exists already, of another file: {existing.get('source')}"
+        raise DataError(what, where={"folder": folder}, fix=fix)
+    before = existing.get("options", now)
     missing = "not set"
     values = {name: (before.get(name, missing), now.get(name, missing)) for name in {**before, **now}}
     if changed := [f"{name} {then}, now {value}" for name, (then, value) in values.items() if then != value]:
         raise DataError(
             f"a store of this file exists already, with other options: {', '.join(changed)}",
             where={"folder": folder},
-            fix="choose another with --store or --name, or remove it",
+            fix=fix,
         )
 
 
-def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading: Progress, sorting: Progress) -> Path:
+def _build(
+    source: Source,
+    options: ImportOptions,
+    recognised: dict[str, str],
+    writer: StoreWriter,
+    reading: Progress,
+    sorting: Progress,
+) -> Path:
     with open_database(writer.draft / "sorting", memory=options.memory_mib << 20) as connection:
         bad = BadRows(source.path, options.skip_bad)
         load_file(connection, source, reading, bad)
@@ -190,7 +227,7 @@ def _build(source: Source, options: ImportOptions, writer: StoreWriter, reading:
         options = convert(connection, source, options, bad)
         roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
         facts = _facts(connection, source, options, roles)
-        facts.skipped_rows = bad.skipped
+        facts.skipped_rows, facts.recognised = bad.skipped, recognised
         for role in roles:
             facts.originals[f"{role}s"] = number_ids(connection, role, writer.draft / f"{role}s.jsonl")
         if item_file is not None:
@@ -214,8 +251,10 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     order = "random order" if options.order == "random" else "order of the file"
     if options.sequences:
         order = "the order of each user's items"
-    days = None
+    days, repeated = None, 0
     if options.time is not None:
+        different = "SELECT DISTINCT user_id, item_id, seconds, positive FROM events"
+        repeated = events - fetch_row(connection, f"SELECT count(*) FROM ({different})")[0]
         # Approximate, since an exact quantile would hold all times in memory.
         held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
         times = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
@@ -226,6 +265,7 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
         unused_columns=[name for position, name in enumerate(source.names) if position not in used and name],
         time_order=order if days is None else "time",
         days=days,
+        repeated=repeated,
         distinct=ids,
         events_in_file=events,
         positive_share_in_file=positive,

@@ -38,6 +38,11 @@ class ItemFeature:
     offsets_I1: NDArray[np.int64]
     values_V: NDArray[np.int64]
 
+    def texts(self, mark: str) -> list[str | None]:
+        """The values of every item, with a mark between them; None where it has none."""
+        values, ends = [self.names[value - 1] for value in self.values_V.tolist()], self.offsets_I1.tolist()
+        return [mark.join(values[begin:end]) or None for begin, end in zip(ends, ends[1:])]
+
 
 def read_items(store: EventStore) -> ItemFeatures | None:
     """What the import stored about items; None if it had no file of items."""

@@ -17,7 +17,8 @@ from ...files import sha256, writing
 from ..user_files.file import Source
 from ..user_files.formats import LIST_MARK
 from ..user_files.load import Progress, load_file
-from ..user_files.source import inspect, position_of, recognised_columns
+from ..user_files.recognise import recognised_columns
+from ..user_files.source import inspect, position_of
 from ..user_files.text_rows import BadRows
 from ..user_files.values import COLUMNS, RESTART, categories, category, column_types, fetch_row, literal
 from .import_options import ImportOptions

@@ -70,6 +70,8 @@ class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "
     options: ImportOptions
     """With the columns that were recognised."""
     unused_columns: list[str]
+    recognised: dict[str, str] = field(default_factory=dict)
+    """Roles whose columns no option named: name if by a usual name, values if by what is in the column."""
     time_order: str
     """The order of the events: time, or what a file without times was ordered by."""
     distinct: dict[str, int]
@@ -79,6 +81,8 @@ class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "
     density: float
     events_per_user: dict[str, int]
     days: Days | None = None
+    repeated: int = 0
+    """Rows with the user, item, time and label of an earlier row."""
     skipped_rows: SkippedRows | None = None
     originals: dict[str, Originals] = field(default_factory=dict)
     negatives: DrawnNegatives | None = None

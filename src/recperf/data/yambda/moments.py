@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..rows import BadRow, Ids, Unknown, as_text, is_text, one_array, pyarrow
 from ..user_files.values import LAST_SECOND, TIME_UNITS
 from .schema import ANCHORS, ORGANIC
-from .store import EventStore, Queries, own_ids
+from .store import EventStore, Queries, own_ids, own_name
 
 UNITS = {**TIME_UNITS, "iso": ("ISO text", 1)}
 AT_ONCE = 1 << 20
@@ -33,7 +33,7 @@ class Moments:
     def __init__(self, store: EventStore) -> None:
         self.store = store
         self.options = store.imported.options if store.imported else None
-        self.users = Ids.of("user", own_ids(store, "user"), np.arange(store.users))
+        self.users = Ids.of(self.spellings("user")[0], own_ids(store, "user"), np.arange(store.users))
         has_events_I = np.zeros(store.items, np.bool_)
         if "items" in store.originals:
             # Each listed item has events, unless it was taken over from earlier data.
@@ -42,12 +42,11 @@ class Moments:
             has_events_I[store.items_at(slice(first, min(first + AT_ONCE, store.events)))] = True
         known = np.flatnonzero(has_events_I)
         own = own_ids(store, "item")
-        self.items = Ids.of("item", [own[item] for item in known], known)
+        self.items = Ids.of(self.spellings("item")[0], [own[item] for item in known], known)
 
     def spellings(self, role: str) -> tuple[str, ...]:
         """Names of the column of a role: the one it was imported from, then the role itself."""
-        column = getattr(self.options, role, None) or ""
-        return tuple(dict.fromkeys([*([column] if column and not column.isdecimal() else []), role, f"{role}_id"]))
+        return tuple(dict.fromkeys([own_name(self.store, role), role, f"{role}_id"]))
 
     @property
     def has_times(self) -> bool:

@@ -237,6 +237,12 @@ def own_ids(store: EventStore, role: str) -> list[int | str]:
     return [listed[number - 1] if 0 < number <= len(listed) else unlisted(number) for number in numbers]
 
 
+def own_name(store: EventStore, role: str) -> str:
+    """The name of a role's column in the imported file; the role itself where it has none."""
+    column = store.imported.options.columns.get(role, role) if store.imported else role
+    return role if not column or column.isdecimal() else column
+
+
 def originals(folder: Path, role: str) -> list[int | str]:
     """The ids in the imported file: entry k - 1 is that of id k. Roles: users, items, artists, albums."""
     path, imported = folder / f"{role}.jsonl", read_manifest(folder).imported

@@ -205,15 +205,14 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
     other clicks all but the data."""
     if config.data.source == "clicks":
         return replace(config, data=replace(config.data, path=dataset.folder))
-    share = 0.0
-    if config == experiment():
-        from ...data.click_store.encode import read_manifest
+    from ...data.click_store.encode import read_manifest
 
-        assert dataset.folder is not None
-        manifest = read_manifest(dataset.folder)
+    assert dataset.folder is not None
+    manifest, share = read_manifest(dataset.folder), 0.0
+    if config == experiment():
         config = clicks(manifest.rows, sum(column.categories for column in manifest.columns))
         share = VALIDATION_SHARE if config.train.epochs > 1 else 0.0
-    data = DLRMDataConfig(source="clicks", path=dataset.folder, validation_share=share)
+    data = DLRMDataConfig(source="clicks", path=dataset.folder, split=manifest.split, validation_share=share)
     return replace(config, data=data, target=TargetConfig(beat="best"))
 
 

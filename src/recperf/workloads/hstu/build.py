@@ -20,7 +20,7 @@ from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrd
 from ...data.yambda.reference import open_events
 from ...distributed.balance import stride
 from ...distributed.ranks import current
-from ...errors import DataError, MachineError, UsageError
+from ...errors import DataError, MachineError, UsageError, notice_once
 from ...execution.tables import placed_tables
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 from ...measure.cost import FLOAT, Cost
@@ -158,6 +158,8 @@ class PreparedSequences(Prepared):
         self.config = config
         self.sequences = SequenceSource(config, data)
         self.data, self.target = self.sequences.facts(), bounds(config)
+        if config.data.split == "leave-one-out" and self.sequences.data.times_E is not None:
+            notice_once("leave-one-out: training sees later events of other users; --data.split time holds them out")
         self.settings = settings_of(config)
         self.tiers = ALL_ROWS
         if config.used_rows:

@@ -163,13 +163,14 @@ def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
 def following(path: Path) -> HSTUConfig:
     """A model for the events of a store: its sizes follow the events of a user, and batches are so small that an epoch
     has STEPS steps or more. What order decides may be learned late, so that small data has more epochs. The patience
-    grows with the number of events, up to FULL."""
+    grows with the number of events, up to FULL. A user's own events with times are held out by time."""
     import numpy as np
 
-    from ...data.next_item import NextItemData
+    from ...data.next_item import NextItemData, usual_split
     from ...data.yambda.reference import open_events
 
-    data = NextItemData.from_store(open_events(path))
+    store = open_events(path)
+    data = NextItemData.from_store(store)
     counts_U, events = np.diff(data.offsets_U1), len(data.items_E)
     config = small() if events < SMALL else dense() if counts_U.mean() >= DENSE else sparse()
     longest, users = int(np.percentile(counts_U, 95)), int((counts_U > 1).sum())
@@ -178,7 +179,7 @@ def following(path: Path) -> HSTUConfig:
     patience = max(10, PATIENCE * min(events, FULL) // FULL // steps)
     train = replace(config.train, batch_size=batch, epochs=max(100, LEAST_STEPS // steps), patience=patience)
     model = replace(config.model, max_length=min(config.model.max_length, max(10, longest)))
-    return replace(config, model=model, train=train)
+    return replace(config, data=replace(config.data, split=usual_split(store)), model=model, train=train)
 
 
 def resolve(config: HSTUConfig) -> HSTUConfig:

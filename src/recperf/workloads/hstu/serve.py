@@ -20,7 +20,7 @@ from ...data.next_item import Targets
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.item_features import titles_of
-from ...data.yambda.store import own_ids
+from ...data.yambda.store import own_ids, own_name
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...execution.tables import placed_tables
@@ -71,8 +71,10 @@ class ServedSequences(Served):
             self.items = Ids.of("item", numbers_I.tolist())
         else:
             own = own_ids(store, "item")
-            self.users = Ids.of("user", own_ids(store, "user"), np.arange(self.data.users))
-            self.items = Ids.of("item", [own[number] for number in numbers_I.tolist()])
+            users, items = own_name(store, "user"), own_name(store, "item")
+            self.roles = {"user": (users,), "item": (items,)}
+            self.users = Ids.of(users, own_ids(store, "user"), np.arange(self.data.users))
+            self.items = Ids.of(items, [own[number] for number in numbers_I.tolist()])
             self.titles = titles_of(store, numbers_I)
         asked = config.data.seen
         self.excludes_seen = (seen_by_default(self.data) if asked == "auto" else asked) == "left-out"
@@ -179,8 +181,8 @@ class ServedSequences(Served):
         test = self.data.test()
         targets_N = self.data.items_E[test.positions_N].astype(np.int64) - 1
         columns = {
-            "user": self.users.values.take(pyarrow().array(test.users_N)),
-            "item": self.items.values.take(pyarrow().array(targets_N)),
+            self.users.role: self.users.values.take(pyarrow().array(test.users_N)),
+            self.items.role: self.items.values.take(pyarrow().array(targets_N)),
         }
         yield pyarrow().table(columns), self._stored(test)
 

@@ -68,12 +68,14 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     a config for other clicks keeps all but the data."""
     if config.data.has_clicks:
         return replace(config, data=replace(config.data, path=dataset.folder))
-    data = replace(config.data, source="clicks", path=dataset.folder, validation_share=VALIDATION_SHARE)
-    if config == default():
-        from ...data.click_store.encode import read_manifest
+    from ...data.click_store.encode import read_manifest
 
-        assert dataset.folder is not None
-        recipe = settings_for_rows(read_manifest(dataset.folder).rows)
+    assert dataset.folder is not None
+    manifest = read_manifest(dataset.folder)
+    split = manifest.split if config.data.split == default().data.split else config.data.split
+    data = replace(config.data, source="clicks", path=dataset.folder, split=split, validation_share=VALIDATION_SHARE)
+    if config == default():
+        recipe = settings_for_rows(manifest.rows)
         config = replace(dot(), train=replace(config.train, **recipe))
     return replace(config, data=data)
 
