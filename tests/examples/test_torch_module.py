@@ -6,7 +6,9 @@ import csv
 import itertools
 import json
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,13 +22,14 @@ import recperf
 from recperf import stop, workloads
 from recperf.cli import main
 from recperf.data.batch import ClickBatch, JaggedFeatures
+from recperf.distributed.config import DistributedConfig
 from recperf.errors import ConfigError
 from recperf.runs.contract import check_run
 from recperf.tasks import EVENT_LABELS, NEXT_ITEM
 from recperf.train.metrics import auc
 from recperf.workloads.hstu.config import SequencesConfig
 from recperf.workloads.torch_module import Columns, ItemModuleTrainConfig, ModuleConfig, torch_workload
-from recperf.workloads.torch_module.build import TorchOptimizer
+from recperf.workloads.torch_module.build import TorchOptimizer, require_alike
 from recperf.workloads.torch_module.clicks import logits_of
 from recperf.workloads.torch_module.items import ModuleItems, item_vectors_of, vectors_of
 
@@ -98,6 +101,38 @@ def test_it_stops_resumes_with_equal_losses_and_leaves_a_page(
     halves = json.loads(Path("halves/result.json").read_text())
     assert halves["quality"]["metrics"] == result["quality"]["metrics"]
     assert all(claim.holds for claim in check_run(Path("halves"), ()))
+
+
+@pytest.mark.long
+def test_ranks_resume_with_equal_losses_where_each_draws_its_own_dropout(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchrec")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    few = ["--train.epochs", "2", "--train.checkpoint-steps", "8", "--train.keep-last", "9", "--train.threads", "1"]
+    quietly = ["--ranks", "2", "--no-peaks", "--no-report"]
+    options = [*SEQUENCES, *QUICK, *few, "--target.beat", "none", "--train.checkpoint-background", "off"]
+    assert main(["run", "gru4rec", *options, *quietly, "--run-dir", "whole"]) == 0
+    shutil.copytree("whole", "halves")
+    for name in ("seal.json", "result.json", "trial-42.json", "profile.json"):
+        Path("halves", name).unlink()
+    checkpoints = Path("halves/checkpoints/seed-42")
+    for later in sorted(checkpoints.glob("step-*"))[3:]:
+        shutil.rmtree(later)
+    (checkpoints / "index.json").write_text(json.dumps({"last": "step-00000024", "best": None}))
+    capfd.readouterr()
+    assert main(["run", "--resume", "halves", *quietly]) == 0
+    assert "resumes at step 24 of 64" in capfd.readouterr().out
+    assert losses("halves") == losses("whole")
+
+
+def test_parts_that_ranks_do_not_keep_the_same_are_refused() -> None:
+    require_alike([nn.LayerNorm(3), nn.EmbeddingBag(3, 2), nn.BatchNorm1d(3, track_running_stats=False)])
+    for part in (nn.BatchNorm1d(3), nn.Embedding(3, 2, sparse=True)):
+        with pytest.raises(ConfigError, match=type(part).__name__):
+            require_alike([nn.ReLU(), part])
+    with pytest.raises(ConfigError, match="sharding"):
+        ModuleConfig(distributed=DistributedConfig(sharding="row"))
 
 
 def test_the_work_of_a_step_is_counted(capsys: pytest.CaptureFixture[str]) -> None:

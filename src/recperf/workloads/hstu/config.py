@@ -110,9 +110,7 @@ class HSTUConfig(TrialsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sharding, sent = self.distributed.sharding, self.distributed.all_to_all
-        require(not sharding, "distributed.sharding", sharding, "none: every rank of hstu has a copy of all weights")
-        require(sent == "fp32", "distributed.all_to_all", sent, "fp32: ranks of hstu send no rows to each other")
+        self.distributed.require_copies("hstu")
         placement, outside = self.tables.placement, self.tables.placement in ("host", "file")
         if outside and not self.used_rows:
             what = f"tables.placement is {placement}, but adamw changes every item in every step"

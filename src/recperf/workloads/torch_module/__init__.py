@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import within
 from ...data.config import MovieLensConfig
+from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, load, quality_claims
 from ...tasks import BIASES, CLICK_LABELS, NEXT_ITEM, Task
@@ -39,6 +40,11 @@ class ModuleConfig(TrialsConfig):
 
     data: MovieLensConfig = field(default_factory=MovieLensConfig)
     train: ModuleTrainConfig = field(default_factory=ModuleTrainConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.distributed.require_copies("a torch module")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +68,13 @@ class ItemModuleConfig(TrialsConfig):
     data: SequencesConfig = field(default_factory=SequencesConfig)
     train: ItemModuleTrainConfig = field(default_factory=ItemModuleTrainConfig)
     target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     max_length: int = 50
     """Items of a sequence that the model reads, the latest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.distributed.require_copies("a torch module")
         within(1, self.max_length, 1 << 16, "max_length")
 
 

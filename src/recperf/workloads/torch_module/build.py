@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.workload import Estimate, Prepared, Trial, load, require_memory
 from ...measure.cost import Cost
@@ -37,6 +38,8 @@ class PreparedModule(Prepared):
         self._table_bytes = sum(map(table_bytes_of, parts))
         # Each weight has a gradient; what the optimizer needs shows only when it runs.
         state = 2 * sum(one.nbytes for one in parts[0].parameters())
+        if current().size > 1:
+            require_alike(parts)
         least = Estimate(parameters={}, table_bytes=self._table_bytes, step={}, memory={"state": state})
         require_memory(least, fix="a smaller module or --train.batch-size")
         self.settings = choose(config.train, largest_product_flops=product)
@@ -72,7 +75,7 @@ class PreparedModule(Prepared):
         """What the operators of a step on a batch of this size did, which changes the weights of the last trial."""
         trial, size = self._last(), self.size_of(batch)
         if size not in self._costs and trial is not None:
-            self._costs[size] = counted_step(trial.recipe, batch)[0]
+            self._costs[size] = counted_step(trial.alone, batch)[0]
         return self._costs.get(size, {})
 
     def table_bytes(self) -> tuple[int, int]:
@@ -80,6 +83,16 @@ class PreparedModule(Prepared):
         rows = sum(self.columns.rows)
         row = max(1, self._table_bytes // rows)
         return row, row * rows
+
+
+def require_alike(parts: Iterable[nn.Module]) -> None:
+    """Refuse parts that several ranks, each with its share of a batch, do not keep the same."""
+    for part in parts:
+        what = f"several ranks cannot train a {type(part).__name__}"
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            raise ConfigError(f"{what}: its running statistics would be those of one", fix="LayerNorm, or --ranks 1")
+        if isinstance(part, TABLES) and part.sparse:
+            raise ConfigError(f"{what} with a sparse gradient: they sum dense ones", fix="sparse=False, or --ranks 1")
 
 
 def table_bytes_of(module: nn.Module) -> int:
@@ -91,6 +104,8 @@ class ModuleTrial(Trial):
 
     prepared: Any
     module: nn.Module
+    alone: Recipe
+    """Its training in a single process, of which every rank counts the work of its part."""
 
     def begin(self, seed: int, order: Order, loss: Callable[[nn.Module, Any], Tensor]) -> None:
         """Make them, and how they train on the batches of an order."""
@@ -103,7 +118,7 @@ class ModuleTrial(Trial):
             "one-cycle": lambda step: one_cycle(step, planned, peak=peak, rise=settings.rise),
             "constant": lambda step: peak,
         }
-        self.recipe = Recipe(
+        self.recipe = self.alone = Recipe(
             model=ModuleLoss(self.module, loss),
             optimizer=self.optimizer,
             order=order,
@@ -141,7 +156,15 @@ class ModuleLoss:
         self.module.train(mode)
 
     def loss(self, batch: Any) -> Tensor:
-        return self._loss(self.module, batch)
+        world = current()
+        if world.size == 1:
+            return self._loss(self.module, batch)
+        # Each rank draws numbers of its own, as for dropout, from a seed that the generator of all ranks gives. This is
+        # in the same state on every rank, so that a checkpoint holds it once.
+        seed, device = int(torch.randint(1 << 62, ())), next(self.module.parameters()).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed + world.rank)
+            return self._loss(self.module, batch)
 
 
 def name_parts(module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.clicks import Clicks
 from ...data.order import ClickOrder
 from ...measure.spans import span
+from .. import division
 from ..clicks import ClickTrialState, CopiedOrder, PreparedRows, StoredRows
 from ..micro_dlrm.config import describe, ratings
 from . import Columns, ModuleConfig, click_bounds
@@ -57,12 +58,13 @@ class ClickModuleTrial(ModuleTrial, ClickTrialState):
     """A module and the order of its batches."""
 
     def __init__(self, prepared: ModuleClicks, seed: int) -> None:
-        self.prepared, self.seed = prepared, seed
+        self.prepared, self.seed, self.ranks = prepared, seed, division(prepared)
         settings, device = prepared.config.train, prepared.settings.device
         clicks = ClickOrder(store=prepared.source.clicks, batch_size=settings.batch_size, seed=seed, split="fit")
         self.begin(seed, CopiedOrder(clicks, device, pinned=device.type == "cuda"), loss_of)
         if prepared.source.choosing_rows:
             self.recipe = replace(self.recipe, validation_loss=self.validation_loss, patience=settings.patience)
+        self.recipe = self.ranks.clicks(self.recipe, self.module)
 
     def logits_of(self, batch: ClickBatch) -> Tensor:
         return logits_of(self.module, batch)

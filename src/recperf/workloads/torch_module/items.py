@@ -15,6 +15,7 @@ from ...data.next_item_batches import EventsOnDevice, SequenceBatch
 from ...errors import ConfigError
 from ...measure.spans import span
 from ...models.next_item.model import full_loss
+from .. import division
 from ..hstu.data import RankedSequences, RankedTrial, SequenceSource
 from . import Columns, ItemModuleConfig, item_bounds
 from .build import ModuleTrial, PreparedModule, require_shape
@@ -48,9 +49,10 @@ class ItemModuleTrial(ModuleTrial, RankedTrial):
     """A module and the order of its sequences."""
 
     def __init__(self, prepared: ModuleItems, seed: int) -> None:
-        self.prepared, self.items = prepared, prepared.sequences.data.items
+        self.prepared, self.items, self.ranks = prepared, prepared.sequences.data.items, division(prepared)
         self.begin(seed, prepared.order(seed), partial(loss_of, items=self.items))
         self.recipe = replace(self.recipe, patience=prepared.config.train.patience)
+        self.recipe = self.ranks.sequences(self.recipe, self.module)
 
     def last(self, batch: SequenceBatch) -> Tensor:
         return last_of(self.module, batch)
@@ -88,4 +90,5 @@ def loss_of(module: nn.Module, batch: SequenceBatch, items: int) -> Tensor:
     with span("forward"):
         vectors_TD = vectors_of(module, batch)
     with span("softmax"):
-        return full_loss(vectors_TD, item_vectors_of(module, items), batch.targets_T - 1, 1.0, bounded=False)
+        vectors_ID, targets_T = item_vectors_of(module, items), batch.targets_T - 1
+        return full_loss(vectors_TD, vectors_ID, targets_T, 1.0, batch.weights_T, bounded=False)
