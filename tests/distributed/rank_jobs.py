@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,8 @@ from recperf.distributed.step import RankStep
 from recperf.distributed.tables import TorchRecTables
 from recperf.errors import DataError, RecperfError
 from recperf.execution.measuring import measure_window
-from recperf.execution.workload import load
+from recperf.execution.workload import Workload, load
 from recperf.models.dlrm_v4.config import DLRMv4Config, laptop
-from recperf.models.next_item.model import NextItemHSTU
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
 from recperf.train.loop import Position, take_step
@@ -31,8 +32,15 @@ from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMT
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
 from recperf.workloads.hstu.config import HSTUConfig
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
+from recperf.workloads.torch_module.build import ModuleTrial
 
 SEED = 3
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+MODULES: dict[str, Callable[[], Workload]] = {
+    "WideAndDeepConfig": lambda: import_module("wide_and_deep").WIDE_AND_DEEP,
+    "GRU4RecConfig": lambda: import_module("gru4rec").GRU4REC,
+}
+"""The torch modules of examples, by the name of their config."""
 
 
 def small() -> DLRMv4Config:
@@ -72,7 +80,8 @@ def prepared_of(config: Any) -> Any:
     kinds: dict[type, str] = {DLRMWorkloadConfig: "dlrm", MicroDLRMConfig: "micro-dlrm"}
     kinds |= {DLRMv4WorkloadConfig: "dlrm-v4", HSTUConfig: "hstu"}
     torch.manual_seed(SEED)
-    return find(kinds[type(config)]).prepare(config)
+    name = type(config).__name__
+    return (MODULES[name]() if name in MODULES else find(kinds[type(config)])).prepare(config)
 
 
 def training(
@@ -101,7 +110,7 @@ def training(
             "rows": trial.rows_of(own_part(batch)),
             "ranks": predictions.ranks_N,
             "moved": _moved(trial.tiers()),
-            "dense": [parameter.detach().clone() for parameter in _dense(trial.model)],
+            "dense": [parameter.detach().clone() for parameter in _dense(trial)],
         }  # fmt: skip
 
 
@@ -110,8 +119,9 @@ def _moved(tiers: Any) -> list[int]:
     return [tiers.traffic.fetched, tiers.traffic.written_back] if tiers else []
 
 
-def _dense(model: Any) -> Any:
-    return model.parameters() if isinstance(model, NextItemHSTU) else model.dense_parameters()
+def _dense(trial: Any) -> Any:
+    model = trial.module if isinstance(trial, ModuleTrial) else trial.model
+    return model.dense_parameters() if hasattr(model, "dense_parameters") else model.parameters()
 
 
 def trainings(world: Ranks, configs: dict[str, Any], steps: int) -> dict[str, dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""dlrm-v4 on 1, 2 and 4 ranks, and hstu on 1 and 2."""
+"""dlrm-v4 on 1, 2 and 4 ranks, hstu and torch modules on 1 and 2."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ import torch
 from rank_jobs import events, small
 from rank_pool import home, needs_torchrec, run_ranks
 
+from recperf.data.config import MovieLensConfig
 from recperf.data.yambda.config import HistoryConfig, WindowConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EvaluationConfig, EventsConfig, HistoryTrainConfig
+from recperf.workloads.hstu.config import SequencesConfig
+from recperf.workloads.torch_module import ItemModuleTrainConfig, ModuleTrainConfig
 
 pytestmark = needs_torchrec
 STEPS = 51
@@ -134,3 +138,25 @@ def test_two_ranks_of_hstu_train_as_one_process_does(loss: str) -> None:
         torch.testing.assert_close(ours, single, rtol=1e-3, atol=1e-4)
     assert torch.equal(first["ranks"], second["ranks"])
     assert (first["ranks"] == one["ranks"]).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["clicks", pytest.param("items", marks=pytest.mark.long)])
+def test_two_ranks_train_a_torch_module_as_one_process_does(kind: str) -> None:
+    train: dict[str, Any] = {"device": "cpu", "threads": 1, "epochs": 1}
+    if kind == "clicks":
+        rows, clicks = MovieLensConfig(source="embedded"), ModuleTrainConfig(batch_size=2048, **train)
+        config = import_module("wide_and_deep").WideAndDeepConfig(data=rows, train=clicks)
+    else:
+        # A batch is one sequence: one of the ranks has none.
+        data, items = SequencesConfig(users=10, groups=4, group_items=10), ItemModuleTrainConfig(batch_size=1, **train)
+        config = import_module("gru4rec").GRU4RecConfig(data=data, train=items, dropout=0, dim=8)
+    ((one,), (first, second)) = (run_ranks(ranks, "training", config=config, steps=4) for ranks in (1, 2))
+    assert close(one["losses"], first["losses"], 1e-5), (one["losses"], first["losses"])
+    assert first["samples"] == one["samples"]
+    for ours, theirs, single in zip(first["dense"], second["dense"], one["dense"]):
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, single, rtol=1e-3, atol=1e-4)
+    for scores in ("logits", "ranks"):
+        if first[scores] is not None:
+            assert torch.equal(first[scores], second[scores])
+            torch.testing.assert_close(first[scores].float(), one[scores].float(), rtol=1e-3, atol=1e-4)

@@ -92,6 +92,19 @@ def test_ids_of_several_dimensions() -> None:
     assert (masked.rows, masked.row_bytes) == (int(mask.sum()), 32)
 
 
+def test_a_product_counts_the_same_wherever_it_is_written() -> None:
+    left, right, into = torch.ones(3, 5), torch.ones(5, 7), torch.ones(3, 7)
+    batched = torch.ones(2, 3, 7)
+    for step in (
+        lambda: torch.mm(left, right, out=into),
+        lambda: torch.addmm(into, left, right),
+        lambda: into.addmm_(left, right, beta=0.5),
+    ):
+        assert sum(work.flops for work in counted(step)) == 2 * 3 * 5 * 7
+    works = counted(lambda: batched.baddbmm_(left.expand(2, 3, 5), right.expand(2, 5, 7)))
+    assert sum(work.flops for work in works) == 2 * 2 * 3 * 5 * 7
+
+
 def test_what_is_not_understood_counts_nothing() -> None:
     with torch.library._scoped_library("recperf_test", "FRAGMENT") as library:
         library.define("pick(Tensor table, Tensor ids) -> Tensor")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -52,6 +53,21 @@ class SequenceBatch(Tensors):
     @property
     def lengths_B(self) -> Tensor:
         return self.offsets_B1.diff()
+
+    @cached_property
+    def rows_T(self) -> Tensor:
+        """The sequence of each position."""
+        numbers_T = torch.arange(len(self.items_T), device=self.offsets_B1.device)
+        return torch.searchsorted(self.offsets_B1, numbers_T, right=True) - 1
+
+    def padded(self, values_T: Tensor) -> Tensor:
+        """Values of all positions as sequences x positions of the longest one, with zeros behind a shorter one."""
+        values_BL = values_T.new_zeros(len(self.offsets_B1) - 1, self.longest, *values_T.shape[1:])
+        return values_BL.index_put((self.rows_T, self.positions_T), values_T)
+
+    def packed(self, values_BL: Tensor) -> Tensor:
+        """The opposite of `padded`."""
+        return values_BL[self.rows_T, self.positions_T]
 
 
 class EventsOnDevice:

@@ -74,6 +74,12 @@ class DistributedConfig:
             pairs[table] = kind
         return cast(dict[str, KindOrAuto], pairs)
 
+    def require_copies(self, of: str) -> None:
+        """Fail on options of tables that are divided, where every rank has a copy of all weights."""
+        require(not self.sharding, "distributed.sharding", self.sharding, f"none: every rank of {of} has all weights")
+        sent = self.all_to_all
+        require(sent == "fp32", "distributed.all_to_all", sent, f"fp32: ranks of {of} send no rows to each other")
+
     def require_tables(self, tables: Iterable[str]) -> None:
         """Fail on a table that the model does not have."""
         known = tuple(tables)

@@ -17,10 +17,10 @@ from torch import Tensor
 from .ranks import Ranks
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..data.batch import ClickBatch
-    from ..models.dlrm import DLRM
     from ..models.dlrm_v4.model import DLRMv4
-    from ..models.next_item.model import NextItemHSTU
     from ..train.loop import Optimizer, Recipe
     from ..train.optim import DenseOptimizer
     from .bags import BagTables
@@ -133,11 +133,11 @@ class Division:
         """Makes this rank's part of the tables of dlrm-v4."""
         return None
 
-    def clicks(self, recipe: Recipe, model: DLRM) -> Recipe:
+    def clicks(self, recipe: Recipe, model: nn.Module) -> Recipe:
         """The training of a click model by steps of all ranks."""
         return recipe
 
-    def sequences(self, recipe: Recipe, model: NextItemHSTU) -> Recipe:
+    def sequences(self, recipe: Recipe, model: nn.Module) -> Recipe:
         """The training of a next-item model by steps of all ranks."""
         return recipe
 

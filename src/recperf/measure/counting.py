@@ -28,8 +28,8 @@ from .random_rows import MOST_IDS, RandomRows, address_of, memory_of, random_row
 from .trace.read import grouped
 
 PAGE = resource.getpagesize()
-_FUSED_PRODUCT = "aten::_addmm_activation"
-"""A product with bias and activation, which torch's counter leaves out."""
+_PRODUCTS = {"aten::_addmm_activation": "addmm", "aten::addmm_": "addmm", "aten::baddbmm_": "baddbmm"}
+"""Products that torch's counter leaves out, with an activation or in place, and those that take the same work."""
 _CPU_ATTENTION = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 2.5,
@@ -337,8 +337,8 @@ def is_understood(func: Any, inputs: list[Tensor], outputs: list[Tensor], writte
 
 def flops_of(func: Any, args: Any, kwargs: Any, result: Any, inputs: list[Tensor]) -> tuple[int, str]:
     name = func._schema.name
-    count = flop_registry.get(torch.ops.aten.addmm if name == _FUSED_PRODUCT else func._overloadpacket)
-    if name == _FUSED_PRODUCT:
+    count = flop_registry.get(getattr(torch.ops.aten, _PRODUCTS[name]) if name in _PRODUCTS else func._overloadpacket)
+    if name in _PRODUCTS:
         kwargs = {}
     try:
         if count is not None:

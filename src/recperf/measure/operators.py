@@ -100,8 +100,8 @@ _CALLS = {
     "split chunk narrow flatten lift_fresh _unsafe_view expand_as unflatten numpy_T",
     "allocate": "empty empty_like empty_strided new_empty resize_ set_ new_empty_strided empty_permuted",
     "copy": "copy_ to _to_copy clone contiguous zeros zero_ fill_ ones zeros_like ones_like full",
-    "product": "mm addmm _addmm_activation bmm baddbmm linear matmul convolution _convolution conv1d conv2d "
-    "mkldnn_convolution einsum convolution_backward dot mv",
+    "product": "mm addmm addmm_ _addmm_activation bmm baddbmm baddbmm_ linear matmul convolution _convolution conv1d "
+    "conv2d mkldnn_convolution einsum convolution_backward dot mv",
     "reduction": "sum mean amax amin max min norm any all argmax linalg_vector_norm var std",
     "index": "index_select index gather embedding take index_put_ _index_put_impl_ index_add_ scatter_add_ sort topk "
     "embedding_dense_backward nonzero unique cumsum cat stack",

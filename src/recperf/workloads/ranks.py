@@ -44,7 +44,6 @@ from ..models.dlrm import DLRM
 from ..models.dlrm_v4.config import DLRMv4Config
 from ..models.dlrm_v4.inputs import Inputs
 from ..models.dlrm_v4.model import DLRMv4
-from ..models.next_item.model import NextItemHSTU
 from ..models.tiers.columns import stacked
 from ..planning.memory import rank_demand
 from ..planning.work import PlannedWorkload
@@ -165,11 +164,12 @@ class RankDivision(Division):
         )
         return tables
 
-    def clicks(self, recipe: Recipe, model: DLRM) -> Recipe:
+    def clicks(self, recipe: Recipe, model: nn.Module) -> Recipe:
         """Rank r of n makes the samples r, r + n, r + 2n... of a batch and no others."""
-        parameters, whole = model.dense_parameters(), cast(Any, recipe.order)
-        if self.sharded is None:
-            parameters = [*parameters, *model.embeddings.parameters()]
+        parameters, whole = list(model.parameters()), cast(Any, recipe.order)
+        if isinstance(model, DLRM):
+            copied = model.embeddings.parameters() if self.sharded is None else ()
+            parameters = [*model.dense_parameters(), *copied]
 
         def share(own: ClickBatch, step: int) -> SharedBatch[ClickBatch]:
             samples = whole.whole_samples(step % len(whole))
@@ -187,7 +187,7 @@ class RankDivision(Division):
         )  # fmt: skip
         return replace(batch, features=bags)
 
-    def sequences(self, recipe: Recipe, model: NextItemHSTU) -> Recipe:
+    def sequences(self, recipe: Recipe, model: nn.Module) -> Recipe:
         order = recipe.order
         assert isinstance(order, SequenceOrder)
         return self._divided(recipe, model, model.parameters(), order.windows, self._sequences, CPU)

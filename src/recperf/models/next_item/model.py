@@ -197,11 +197,12 @@ MOST = 60.0
 
 
 def full_loss(
-    users_TD: Tensor, items_KD: Tensor, targets_T: Tensor, temperature: float, weights_T: Tensor | None = None
-) -> Tensor:
+    users_TD: Tensor, items_KD: Tensor, targets_T: Tensor, temperature: float, weights_T: Tensor | None = None,
+    *, bounded: bool = True,
+) -> Tensor:  # fmt: skip
     """The mean over positions of -log softmax(users . items / temperature) at the target, a row of the items; with
-    `weights_T` the weighted sum."""
-    loss: Tensor = _Softmax.apply(users_TD, items_KD, targets_T, None, None, weights_T, temperature)  # type: ignore[no-untyped-call]
+    `weights_T` the weighted sum. `bounded`: no product is above 1."""
+    loss: Tensor = _Softmax.apply(users_TD, items_KD, targets_T, None, None, weights_T, temperature, bounded)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -210,12 +211,13 @@ def sampled_loss(
     weights_T: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The same over each position's own next item and drawn ones; a drawn item that is the own one does not count."""
-    loss: Tensor = _Softmax.apply(users_TD, drawn_KD, None, owns_TD, same_TK, weights_T, temperature)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Softmax.apply(users_TD, drawn_KD, None, owns_TD, same_TK, weights_T, temperature, True)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _Softmax(torch.autograd.Function):
-    """Scores are cosines over the temperature, so that their exponentials need no shift: see MOST."""
+    """Scores are cosines over the temperature, so that their exponentials need no shift: see MOST. Those against the
+    whole catalogue may be others, which are shifted by the highest of their position."""
 
     @staticmethod
     def forward(
@@ -227,6 +229,7 @@ class _Softmax(torch.autograd.Function):
         same_TK: Tensor | None,
         weights_T: Tensor | None,
         temperature: float,
+        bounded: bool,
     ) -> Tensor:
         if weights_T is None:
             weights_T = users_TD.new_full((len(users_TD),), 1 / max(1, len(users_TD)))
@@ -242,6 +245,8 @@ class _Softmax(torch.autograd.Function):
             scores_CK = torch.mm(sharp_CD, items_KD.t())
             if targets_T is not None:
                 targets_C1 = targets_T[part, None]
+                if not bounded:
+                    scores_CK -= scores_CK.amax(1, keepdim=True)
                 own_C1 = scores_CK.gather(1, targets_C1)
                 sum_C1 = scores_CK.exp_().sum(1, keepdim=True)
                 scores_CK.scatter_add_(1, targets_C1, -sum_C1)
@@ -268,7 +273,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         d_users_TD, d_items_KD, *d_owns = (gradient * grads[0] for gradient in ctx.saved_tensors)
-        return d_users_TD, d_items_KD, None, d_owns[0] if d_owns else None, None, None, None
+        return d_users_TD, d_items_KD, None, d_owns[0] if d_owns else None, None, None, None, None
 
 
 class PaddedHSTU(nn.Module):

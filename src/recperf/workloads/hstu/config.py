@@ -15,10 +15,11 @@ from ...measure.cost import FLOAT
 from ...models.next_item.config import NextItemConfig, memory, step
 from ...models.tiers.config import TablesConfig
 from ...tasks import NEXT_ITEM
-from ...train.config import GraphTrainConfig, TargetConfig
+from ...train.config import GraphTrainConfig, TargetConfig, TrainConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
+    from ...data.next_item import NextItemData
 
 SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length, or --tables.placement file"
 DENSE = 50
@@ -35,6 +36,8 @@ SMALL = 40_000
 
 @dataclass(frozen=True, kw_only=True)
 class SequencesConfig:
+    """Sequences of items, and which of them are held out."""
+
     path: Path | None = None
     """Folder of an event store; default: embedded sequences. In these the group of the next item follows from the
     last two."""
@@ -43,8 +46,6 @@ class SequencesConfig:
     fifth of the events, each user's first is the test, and of the first half of them the validation."""
     seen: Literal["auto", "left-out", "kept"] = "auto"
     """Whether items of a user's history compete. auto: where over 5 % of the training events repeat an item."""
-    features: bool = True
-    """Whether the features of items, or their artist and album, are part of their vectors."""
     validation_users: int = 2000
     """Users, drawn at random, whose validation item chooses the epoch; 0: all."""
     users: int = 4000
@@ -62,19 +63,33 @@ class SequencesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceTrainConfig(GraphTrainConfig):
-    """Adam (0.9, 0.98) with a constant rate; the weights of the epoch with the best validation NDCG@10 are kept."""
+class FeaturedConfig(SequencesConfig):
+    """The same, with features of items."""
+
+    features: bool = True
+    """Whether the features of items, or their artist and album, are part of their vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTrainConfig(TrainConfig):
+    """The weights of the epoch with the best validation NDCG@10 are kept."""
 
     epochs: int = 100
     """Passes over the training sequences, at most."""
     batch_size: int = 128
     """Sequences in a step."""
-    learning_rate: float = 1e-3
-    """Learning rate of Adam."""
     windows: Literal["last", "all"] = "last"
-    """Of sequences longer than model.max_length: train on the latest items, or on windows that cover all items."""
+    """Of sequences longer than the model reads: train on the latest items, or on windows that cover all items."""
     patience: int = 10
     """Stop after this many evaluations without a better validation NDCG@10; 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HSTUTrainConfig(SequenceTrainConfig, GraphTrainConfig):
+    """Adam (0.9, 0.98) with a constant rate."""
+
+    learning_rate: float = 1e-3
+    """Learning rate of Adam."""
     weight_decay: float = 0.0
     """Weight decay of the blocks."""
     table_weight_decay: float = 0.0
@@ -86,18 +101,16 @@ class SequenceTrainConfig(GraphTrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class HSTUConfig(TrialsConfig):
-    data: SequencesConfig = field(default_factory=SequencesConfig)
+    data: FeaturedConfig = field(default_factory=FeaturedConfig)
     model: NextItemConfig = field(default_factory=NextItemConfig)
-    train: SequenceTrainConfig = field(default_factory=SequenceTrainConfig)
+    train: HSTUTrainConfig = field(default_factory=HSTUTrainConfig)
     target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
     tables: TablesConfig = field(default_factory=TablesConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sharding, sent = self.distributed.sharding, self.distributed.all_to_all
-        require(not sharding, "distributed.sharding", sharding, "none: every rank of hstu has a copy of all weights")
-        require(sent == "fp32", "distributed.all_to_all", sent, "fp32: ranks of hstu send no rows to each other")
+        self.distributed.require_copies("hstu")
         placement, outside = self.tables.placement, self.tables.placement in ("host", "file")
         if outside and not self.used_rows:
             what = f"tables.placement is {placement}, but adamw changes every item in every step"
@@ -117,7 +130,7 @@ class HSTUConfig(TrialsConfig):
 def default() -> HSTUConfig:
     """Embedded sequences and a small model: trains in less than a minute on two cores."""
     model = NextItemConfig(dim=32, blocks=2, heads=2, head_dim=16, max_length=32, dropout=0.1)
-    train = SequenceTrainConfig(epochs=15, batch_size=32, learning_rate=3e-3, patience=4)
+    train = HSTUTrainConfig(epochs=15, batch_size=32, learning_rate=3e-3, patience=4)
     return _embedded(HSTUConfig(model=model, train=train))
 
 
@@ -141,7 +154,7 @@ def sparse() -> HSTUConfig:
 def small() -> HSTUConfig:
     """The blocks of the default with more dropout, for few events of one's own: seconds on two cores."""
     model = replace(default().model, max_length=200, dropout=0.3)
-    return HSTUConfig(model=model, train=SequenceTrainConfig(learning_rate=3e-3))
+    return HSTUConfig(model=model, train=HSTUTrainConfig(learning_rate=3e-3))
 
 
 def _embedded(config: HSTUConfig) -> HSTUConfig:
@@ -161,9 +174,8 @@ def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
 
 
 def following(path: Path) -> HSTUConfig:
-    """A model for the events of a store: its sizes follow the events of a user, and batches are so small that an epoch
-    has STEPS steps or more. What order decides may be learned late, so that small data has more epochs. The patience
-    grows with the number of events, up to FULL. A user's own events with times are held out by time."""
+    """A model for the events of a store, whose sizes follow the events of a user. A user's own events with times are
+    held out by time."""
     import numpy as np
 
     from ...data.next_item import NextItemData, usual_split
@@ -173,13 +185,20 @@ def following(path: Path) -> HSTUConfig:
     data = NextItemData.from_store(store)
     counts_U, events = np.diff(data.offsets_U1), len(data.items_E)
     config = small() if events < SMALL else dense() if counts_U.mean() >= DENSE else sparse()
-    longest, users = int(np.percentile(counts_U, 95)), int((counts_U > 1).sum())
+    longest = int(np.percentile(counts_U, 95))
+    model = replace(config.model, max_length=min(config.model.max_length, max(10, longest)))
+    held_out = replace(config.data, split=usual_split(store))
+    return replace(config, data=held_out, model=model, train=replace(config.train, **training_for(data)))
+
+
+def training_for(data: NextItemData) -> dict[str, Any]:
+    """Batches so small that an epoch has STEPS steps or more. What order decides may be learned late, so that small
+    data has more epochs. The patience grows with the number of events, up to FULL."""
+    users, events = int((data.offsets_U1[1:] - data.offsets_U1[:-1] > 1).sum()), len(data.items_E)
     batch = 1 << min(7, max(4, (users // STEPS).bit_length() - 1))
     steps = max(1, users // batch)
     patience = max(10, PATIENCE * min(events, FULL) // FULL // steps)
-    train = replace(config.train, batch_size=batch, epochs=max(100, LEAST_STEPS // steps), patience=patience)
-    model = replace(config.model, max_length=min(config.model.max_length, max(10, longest)))
-    return replace(config, data=replace(config.data, split=usual_split(store)), model=model, train=train)
+    return {"batch_size": batch, "epochs": max(100, LEAST_STEPS // steps), "patience": patience}
 
 
 def resolve(config: HSTUConfig) -> HSTUConfig:

@@ -1,4 +1,4 @@
-"""A trained hstu: recommends the next items for users of the store and for any history, and exports its vectors.
+"""A trained model of the next item: recommends for users of the store and for any history. hstu exports its vectors.
 
 Shapes: B histories, L items that the model reads, D width, I items.
 """
@@ -6,6 +6,7 @@ Shapes: B histories, L items that the model reads, D width, I items.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,9 +28,11 @@ from ...execution.tables import placed_tables
 from ...models.next_item.model import NextItemHSTU, PaddedHSTU
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
-from ...train.next_item import histories, item_counts, seen_by_default
-from .build import ALL_ROWS, SCORING_BATCH, SequenceSource, settings_of
+from ...train.device import Settings
+from ...train.next_item import histories, item_counts
+from .build import ALL_ROWS, new_model, sequences_of, settings_of
 from .config import HSTUConfig, estimate
+from .data import SCORING_BATCH, SequenceSource
 
 MEANINGS = {
     "rows_BL": "rows of the table `items` for the items of the history, the oldest first; the rest of a row is ignored",
@@ -37,6 +40,7 @@ MEANINGS = {
     "times_BL": "times of these items in seconds",
     "query_times_BL": "for each item the time of the one after it; for the last the time of the request",
 }
+LABELLESS = "this model predicts the next item, not a label: it scores no rows"
 Longs = NDArray[np.int64]
 
 
@@ -54,16 +58,19 @@ class ItemHistories:
         return ItemHistories(self.items[rows], self.times and self.times[rows], nexts_B)
 
 
-class ServedSequences(Served):
+class ServedItems(Served):
     """A history is a sequence of items; nothing else is known of a user."""
 
     users: Ids
     items: Ids
     roles: Mapping[str, tuple[str, ...]] = {"user": ("user",), "item": ("item",)}
+    batch_size = SCORING_BATCH
+    temperature = 1.0
+    """Divisor of the product of two vectors."""
 
-    def __init__(self, config: HSTUConfig) -> None:
-        self.config, self.settings = config, settings_of(config)
-        sequences = SequenceSource(config)
+    def __init__(self, sequences: SequenceSource, settings: Settings, *, length: int) -> None:
+        """`length`: how many of the latest items the model reads."""
+        self.settings, self.length = settings, length
         self.data, self.data_digest = sequences.data, sequences.facts()["digest"]
         store, numbers_I = self.data.store, np.arange(1, self.data.items + 1) + self.data.padding_id
         if store is None:
@@ -76,24 +83,13 @@ class ServedSequences(Served):
             self.users = Ids.of(users, own_ids(store, "user"), np.arange(self.data.users))
             self.items = Ids.of(items, [own[number] for number in numbers_I.tolist()])
             self.titles = titles_of(store, numbers_I)
-        asked = config.data.seen
-        self.excludes_seen = (seen_by_default(self.data) if asked == "auto" else asked) == "left-out"
-        tiers = ALL_ROWS
-        if config.used_rows:
-            # The table lies where it fits now, without an optimizer, beside the vectors of all items.
-            table = estimate(config).table_bytes
-            counted = replace(estimate(config), state_bytes=0, memory={"table": table, "vectors": 2 * table})
-            tables = TablesConfig(folder=config.tables.folder)
-            tiers = scored_only(placed_tables(tables, counted, self.settings.device))
-        self.settings.reasons["tables"] = tiers.why
-        self.model: NextItemHSTU = sequences.model(0, self.settings.device, tiers)
-        self.batch_size = SCORING_BATCH
+        self.excludes_seen = sequences.seen == "left-out"
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        raise UsageError("hstu predicts the next item, not a label: it scores no rows", fix="recperf recommend RUN")
+        raise UsageError(LABELLESS, fix="recperf recommend RUN")
 
     def logits(self, inputs: ItemHistories) -> Tensor:
-        raise UsageError("hstu predicts the next item, not a label: it scores no rows", fix="recperf recommend RUN")
+        raise UsageError(LABELLESS, fix="recperf recommend RUN")
 
     def probabilities(self, logits_UI: Tensor) -> Tensor:
         """The probability that the next item is this one."""
@@ -108,7 +104,7 @@ class ServedSequences(Served):
 
     def rank_histories(self, histories: Sequence[Longs]) -> Tensor:
         """A history without times is read as if its items had come at the usual pace."""
-        length, rows = self.config.model.max_length, [row for row, one in enumerate(histories) if len(one)]
+        length, rows = self.length, [row for row, one in enumerate(histories) if len(one)]
         items, times, nexts_B = [np.asarray(histories[row])[-length:] + 1 for row in rows], None, None
         if self.data.times_E is not None:
             times = [self.pace * np.arange(len(one)) for one in items]
@@ -123,13 +119,21 @@ class ServedSequences(Served):
         gaps = np.diff(self.data.times_E[events_P])[rows_P[1:] == rows_P[:-1]]
         return max(1, int(np.median(gaps))) if len(gaps) else 1
 
+    @abstractmethod
+    def last(self, batch: SequenceBatch) -> Tensor:
+        """The vector after the last position of each sequence."""
+
+    @abstractmethod
+    def item_vectors(self) -> Tensor:
+        """The vectors of items 1 and up."""
+
     @cached_property
     def vectors_ID(self) -> Tensor:
-        return self.model.item_vectors()
+        return self.item_vectors()
 
     def _stored(self, targets: Targets) -> ItemHistories:
         """The events of users before targets; a target after the last event of a user comes at the usual pace."""
-        data, length = self.data, self.config.model.max_length
+        data, length = self.data, self.length
         ends_B = targets.positions_N
         begins_B = np.maximum(data.offsets_U1[targets.users_N], ends_B - length)
         parts = [slice(begin, end) for begin, end in zip(begins_B.tolist(), ends_B.tolist())]
@@ -154,10 +158,10 @@ class ServedSequences(Served):
 
     def _vectors(self, requested: ItemHistories) -> Tensor:
         """User vectors."""
-        vectors = [self.vectors_ID.new_zeros((0, self.config.model.dim))]
+        vectors = [self.vectors_ID[:0]]
         for first in range(0, len(requested.items), self.batch_size):
             poll()
-            vectors.append(self.model.last(self._batch(requested[first : first + self.batch_size])))
+            vectors.append(self.last(self._batch(requested[first : first + self.batch_size])))
         return torch.cat(vectors)
 
     def _ranked(self, requested: ItemHistories, rows: Longs, count: int) -> Tensor:
@@ -165,7 +169,7 @@ class ServedSequences(Served):
         counts_I = torch.from_numpy(self.item_events().astype(np.float32))
         logits_BI = ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log().repeat(count, 1)
         logits_BI[torch.from_numpy(rows)] = (
-            (self._vectors(requested) @ self.vectors_ID.t()).float().cpu().div_(self.config.model.temperature)
+            (self._vectors(requested) @ self.vectors_ID.t()).float().cpu().div_(self.temperature)
         )
         return logits_BI
 
@@ -185,6 +189,29 @@ class ServedSequences(Served):
             self.items.role: self.items.values.take(pyarrow().array(targets_N)),
         }
         yield pyarrow().table(columns), self._stored(test)
+
+
+class ServedSequences(ServedItems):
+    model: NextItemHSTU
+
+    def __init__(self, config: HSTUConfig) -> None:
+        self.config, self.temperature = config, config.model.temperature
+        super().__init__(sequences_of(config), settings_of(config), length=config.model.max_length)
+        tiers = ALL_ROWS
+        if config.used_rows:
+            # The table lies where it fits now, without an optimizer, beside the vectors of all items.
+            table = estimate(config).table_bytes
+            counted = replace(estimate(config), state_bytes=0, memory={"table": table, "vectors": 2 * table})
+            tables = TablesConfig(folder=config.tables.folder)
+            tiers = scored_only(placed_tables(tables, counted, self.settings.device))
+        self.settings.reasons["tables"] = tiers.why
+        self.model = new_model(config, self.data, 0, self.settings.device, tiers)
+
+    def last(self, batch: SequenceBatch) -> Tensor:
+        return self.model.last(batch)
+
+    def item_vectors(self) -> Tensor:
+        return self.model.item_vectors()
 
     def export(self, example: Table, inputs: ItemHistories) -> Export:
         arrow, items, rows_I = pyarrow(), self.items.values, np.arange(len(self.items))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...config import within
 from ...data.config import MovieLensConfig
+from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
-from ...execution.workload import Estimate, TrialsConfig, Workload, quality_claims
-from ...tasks import BIASES, CLICK_LABELS, Task
-from ...train.config import TrainConfig
-from ..micro_dlrm.config import describe, on_clicks, on_events, on_movielens, ratings
+from ...execution.workload import Estimate, TrialsConfig, Workload, load, quality_claims
+from ...tasks import BIASES, CLICK_LABELS, NEXT_ITEM, Task
+from ...train.config import TargetConfig, TrainConfig
+from ..hstu.config import SequencesConfig, SequenceTrainConfig, training_for
+from ..micro_dlrm.config import on_clicks, on_events, on_movielens
 
 if TYPE_CHECKING:
-    from ...data.click_store.imported import ImportedClicks
-    from ...data.clicks import Clicks
+    from ...data.datasets import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +40,113 @@ class ModuleConfig(TrialsConfig):
 
     data: MovieLensConfig = field(default_factory=MovieLensConfig)
     train: ModuleTrainConfig = field(default_factory=ModuleTrainConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.distributed.require_copies("a torch module")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemModuleTrainConfig(SequenceTrainConfig, ModuleTrainConfig):
+    """The same for sequences of items."""
+
+    schedule: Literal["one-cycle", "constant"] = "constant"
+    """How the learning rates that the optimizer was made with change: one cosine cycle up to them and down, or not."""
+    learning_rate: float = 1e-3
+    """Peak of the schedule, for an optimizer that is made with it."""
+    weight_decay: float = 0.0
+    """For an optimizer that is made with it."""
+    table_weight_decay: float = 0.0
+    """For an optimizer that is made with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemModuleConfig(TrialsConfig):
+    """Sequences of items and their training. Fields of a model go into a subclass and become options."""
+
+    data: SequencesConfig = field(default_factory=SequencesConfig)
+    train: ItemModuleTrainConfig = field(default_factory=ItemModuleTrainConfig)
+    target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    max_length: int = 50
+    """Items of a sequence that the model reads, the latest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.distributed.require_copies("a torch module")
+        within(1, self.max_length, 1 << 16, "max_length")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a module learns of its data when it is made."""
+    """What a module learns of its data when it is made. Sequences have one column, the items from 1 on."""
 
     keys: tuple[str, ...]
-    """Names of the columns of ids, in the order of `batch.features`."""
+    """Names of the columns of ids, of clicks in the order of `batch.features`."""
     rows: tuple[int, ...]
     """Rows that a table for each of them needs."""
     dense: int
-    """Numbers of a row: the width of `batch.dense_BD`."""
+    """Numbers of a row of clicks: the width of `batch.dense_BD`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a torch module is to a task."""
+
+    config: type
+    bounds: Callable[[Any], dict[str, Any]]
+    check: str
+    build: str
+    serve: str
+    datasets: Mapping[str, Callable[[Any, Dataset], Any]]
+
+
+def click_bounds(config: ModuleConfig) -> dict[str, Any]:
+    if config.data.has_clicks:
+        return config.target.bounds("best", *CLICK_LABELS.baselines)
+    return config.target.bounds(*BIASES)
+
+
+def item_bounds(config: ItemModuleConfig) -> dict[str, Any]:
+    return config.target.bounds(*NEXT_ITEM.baselines)
+
+
+def on_sequences(config: ItemModuleConfig, dataset: Dataset) -> ItemModuleConfig:
+    """The config for an event store; the default preset gets a training for so many events."""
+    if dataset.folder is None:
+        return config
+    changed = replace(config, data=replace(config.data, path=dataset.folder))
+    if config != type(config)():
+        return changed
+    from ...data.next_item import NextItemData, usual_split
+    from ...data.yambda.reference import open_events
+
+    store = open_events(dataset.folder)
+    training = training_for(NextItemData.from_store(store))
+    held_out = replace(changed.data, split=usual_split(store))
+    return replace(changed, data=held_out, train=replace(config.train, **training))
+
+
+KINDS = {
+    CLICK_LABELS.name: Kind(
+        config=ModuleConfig,
+        bounds=click_bounds,
+        check="recperf.workloads.torch_module.clicks:check",
+        build="recperf.workloads.torch_module.clicks:ModuleClicks",
+        serve="recperf.workloads.torch_module.serve:served_clicks",
+        datasets={"clicks": on_clicks, "movielens": on_movielens, "events": on_events},
+    ),
+    NEXT_ITEM.name: Kind(
+        config=ItemModuleConfig,
+        bounds=item_bounds,
+        check="recperf.workloads.torch_module.items:check",
+        build="recperf.workloads.torch_module.items:ModuleItems",
+        serve="recperf.workloads.torch_module.serve:ItemModule",
+        datasets={"events": on_sequences},
+    ),
+}
+"""By the name of a task."""
 
 
 def torch_workload(
@@ -59,59 +156,45 @@ def torch_workload(
     model: str,
     optimizer: str,
     task: Task = CLICK_LABELS,
-    config: type[ModuleConfig] = ModuleConfig,
+    config: type[ModuleConfig | ItemModuleConfig] | None = None,
     presets: Mapping[str, Callable[[], Any]] | None = None,
 ) -> Workload:
     """A workload that trains a torch module.
 
-    `model` is the "module:Class" of an `nn.Module`. It is made from `Columns` and the config, takes a `ClickBatch` and
-    returns one logit for each row. `optimizer` is the "module:function" that makes an optimizer of torch from the
-    module and `config.train`. `config` is a subclass of `ModuleConfig` where the model has fields.
+    `model` is the "module:Class" of an `nn.Module`, which is made from `Columns` and the config. For labels of clicks
+    it takes a `ClickBatch` and returns one logit for each row. For next items it takes a `SequenceBatch` and returns
+    one vector for each position; its method `item_vectors` returns one for each item, and their product is the score.
+
+    `optimizer` is the "module:function" that makes an optimizer of torch from the module and `config.train`. `config`
+    is a subclass of `ModuleConfig`, or for next items of `ItemModuleConfig`, where the model has fields.
     """
-    if task is not CLICK_LABELS:
-        raise ConfigError(f"a torch module cannot be trained for {task.name} yet", fix=f"task {CLICK_LABELS.name}")
+    kind = KINDS.get(task.name)
+    if kind is None:
+        raise ConfigError(f"a torch module cannot be trained for {task.name} yet", fix=f"task {' or '.join(KINDS)}")
+    made = config or kind.config
+    if not issubclass(made, kind.config):
+        raise ConfigError(f"{made.__name__} is no config of {task.name}", fix=f"a subclass of {kind.config.__name__}")
 
-    def prepared(config: ModuleConfig) -> Any:
-        from .build import PreparedModule
+    def prepared(config: Any) -> Any:
+        return load(kind.build)(config, model, optimizer)
 
-        return PreparedModule(config, model, optimizer)
+    def served(config: Any) -> Any:
+        return load(kind.serve)(config, model)
 
-    def served(config: ModuleConfig) -> Any:
-        from .serve import served_module
-
-        return served_module(config, model)
-
-    def estimate(config: ModuleConfig) -> Estimate:
-        from .build import estimate_of
-
-        return estimate_of(prepared(config))
+    def estimate(config: Any) -> Estimate:
+        counted: Estimate = load("recperf.workloads.torch_module.build:estimate_of")(prepared(config))
+        return counted
 
     return Workload(
         name=name,
         summary=summary,
         task=task,
-        config=config,
-        presets=presets or {"default": config},
+        config=made,
+        presets=presets or {"default": made},
         estimate=estimate,
-        claims=quality_claims(bounds),
-        checks=lambda config: describe(clicks_of(config)),
+        claims=quality_claims(kind.bounds),
+        checks=kind.check,
         build=prepared,
         serve=served,
-        datasets={"clicks": on_clicks, "movielens": on_movielens, "events": on_events},
+        datasets=kind.datasets,
     )
-
-
-def bounds(config: ModuleConfig) -> dict[str, Any]:
-    if config.data.has_clicks:
-        return config.target.bounds("best", *CLICK_LABELS.baselines)
-    return config.target.bounds(*BIASES)
-
-
-def clicks_of(config: ModuleConfig) -> ImportedClicks | Clicks:
-    """Imported clicks, or ratings as clicks."""
-    if not config.data.has_clicks:
-        return ratings(config.data)
-    from ...data.click_store.imported import open_clicks
-
-    assert config.data.path is not None
-    return open_clicks(config.data.path, config.data.rows_split())

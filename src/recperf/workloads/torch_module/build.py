@@ -1,61 +1,50 @@
-"""A trial of a torch module: its loss, its optimizer, its checkpoints, and the work of its steps, which is counted.
-
-Shapes: B samples, V ids in the batch.
-"""
+"""A trial of a torch module: its optimizer, its checkpoints, and the work of its steps, which is counted."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import functional as F
 
-from ...data.batch import ClickBatch
-from ...data.order import ClickOrder
+from ...distributed.ranks import current
 from ...errors import ConfigError
-from ...execution.workload import Estimate, load, require_memory
+from ...execution.workload import Estimate, Prepared, Trial, load, require_memory
 from ...measure.cost import Cost
 from ...measure.counting import Counter
 from ...measure.spans import declare, declared, listen, span
 from ...train.config import one_cycle
 from ...train.device import choose
-from ...train.loop import Recipe, State, take_step
+from ...train.loop import Order, Recipe, State, take_step
 from ...train.optim import norm_of
-from ..clicks import ClickTrialState, CopiedOrder, PreparedRows, StoredRows
-from . import Columns, ModuleConfig, bounds, clicks_of
+from . import Columns
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
-class PreparedModule(PreparedRows):
-    """The clicks of a config, and how its module and its optimizer are made."""
+class PreparedModule(Prepared):
+    """How the module of a config and its optimizer are made, and the work of its steps."""
 
-    source: StoredRows
-
-    def __init__(self, config: ModuleConfig, model: str, optimizer: str) -> None:
-        self.config, self.model, self.optimizer = config, model, optimizer
-        clicks = clicks_of(config)
-        self.columns = Columns(tuple(clicks.keys), tuple(clicks.table_rows), len(clicks.dense_names))
-        self.target = bounds(config)
+    def __init__(self, config: Any, model: str, optimizer: str, columns: Columns) -> None:
+        self.config, self.model, self.optimizer, self.columns = config, model, optimizer, columns
         parts = list(self._sketch().modules())
         widths = [(one.in_features, one.out_features) for one in parts if isinstance(one, nn.Linear)]
         product = max((2 * config.train.batch_size * before * after for before, after in widths), default=0)
         self._table_bytes = sum(map(table_bytes_of, parts))
         # Each weight has a gradient; what the optimizer needs shows only when it runs.
         state = 2 * sum(one.nbytes for one in parts[0].parameters())
+        if current().size > 1:
+            require_alike(parts)
         least = Estimate(parameters={}, table_bytes=self._table_bytes, step={}, memory={"state": state})
         require_memory(least, fix="a smaller module or --train.batch-size")
         self.settings = choose(config.train, largest_product_flops=product)
-        self.source = StoredRows(clicks, self.settings.device)
-        self.data = self.source.data
         self._last: Callable[[], ModuleTrial | None] = lambda: None
-        self._costs: dict[int, dict[str, Cost]] = {}
+        self._costs: dict[Any, dict[str, Cost]] = {}
 
     def module(self) -> nn.Module:
         module: nn.Module = load(self.model)(self.columns, self.config)
@@ -69,18 +58,25 @@ class PreparedModule(PreparedRows):
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return self.module()
 
+    @abstractmethod
+    def new_trial(self, seed: int) -> ModuleTrial: ...
+
     def trial(self, seed: int) -> ModuleTrial:
-        trial = ModuleTrial(self, seed)
+        trial = self.new_trial(seed)
         # A trial may fill half of the memory: it must not live on because its work can be counted.
         self._last = weakref.ref(trial)
         return trial
 
-    def step_cost(self, batch: ClickBatch, ids: int, unique: int) -> dict[str, Cost]:
+    def size_of(self, batch: Any) -> Any:
+        """Batches of one size take the same work."""
+        return len(batch)
+
+    def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
         """What the operators of a step on a batch of this size did, which changes the weights of the last trial."""
-        trial = self._last()
-        if len(batch) not in self._costs and trial is not None:
-            self._costs[len(batch)] = counted_step(trial.recipe, batch)[0]
-        return self._costs.get(len(batch), {})
+        trial, size = self._last(), self.size_of(batch)
+        if size not in self._costs and trial is not None:
+            self._costs[size] = counted_step(trial.alone, batch)[0]
+        return self._costs.get(size, {})
 
     def table_bytes(self) -> tuple[int, int]:
         """The tables of the module, divided among the rows that its data needs."""
@@ -89,46 +85,47 @@ class PreparedModule(PreparedRows):
         return row, row * rows
 
 
+def require_alike(parts: Iterable[nn.Module]) -> None:
+    """Refuse parts that several ranks, each with its share of a batch, do not keep the same."""
+    for part in parts:
+        what = f"several ranks cannot train a {type(part).__name__}"
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            raise ConfigError(f"{what}: its running statistics would be those of one", fix="LayerNorm, or --ranks 1")
+        if isinstance(part, TABLES) and part.sparse:
+            raise ConfigError(f"{what} with a sparse gradient: they sum dense ones", fix="sparse=False, or --ranks 1")
+
+
 def table_bytes_of(module: nn.Module) -> int:
     return module.weight.nbytes if isinstance(module, TABLES) else 0
 
 
-class ModuleTrial(ClickTrialState):
-    """One module, its optimizer and the order of its batches."""
+class ModuleTrial(Trial):
+    """One module and its optimizer."""
 
-    def __init__(self, prepared: PreparedModule, seed: int) -> None:
-        self.prepared, self.seed = prepared, seed
-        settings, device = prepared.config.train, prepared.settings.device
+    prepared: Any
+    module: nn.Module
+    alone: Recipe
+    """Its training in a single process, of which every rank counts the work of its part."""
+
+    def begin(self, seed: int, order: Order, loss: Callable[[nn.Module, Any], Tensor]) -> None:
+        """Make them, and how they train on the batches of an order."""
+        prepared, settings, device = self.prepared, self.prepared.config.train, self.prepared.settings.device
         torch.manual_seed(seed)
         self.module = prepared.module().to(device)
         self.optimizer = TorchOptimizer(load(prepared.optimizer)(self.module, settings))
-        clicks = ClickOrder(store=prepared.source.clicks, batch_size=settings.batch_size, seed=seed, split="fit")
-        order, peak = CopiedOrder(clicks, device, pinned=device.type == "cuda"), self.optimizer.peak
-        planned = settings.epochs * len(order)
+        peak, planned = self.optimizer.peak, settings.epochs * len(order)
         schedules = {
             "one-cycle": lambda step: one_cycle(step, planned, peak=peak, rise=settings.rise),
             "constant": lambda step: peak,
         }
-        self.recipe = Recipe(
-            model=Classifier(self.module),
+        self.recipe = self.alone = Recipe(
+            model=ModuleLoss(self.module, loss),
             optimizer=self.optimizer,
             order=order,
             learning_rate=schedules[settings.schedule],
             epochs=settings.epochs,
             max_steps=settings.max_steps,
         )
-        if prepared.source.choosing_rows:
-            self.recipe = replace(self.recipe, validation_loss=self.validation_loss, patience=settings.patience)
-
-    def logits_of(self, batch: ClickBatch) -> Tensor:
-        return logits_of(self.module, batch)
-
-    def rows_of(self, batch: ClickBatch) -> Tensor:
-        """The rows of the columns that a batch looks up, those of one column after those of another."""
-        features, rows = batch.features, (0, *self.prepared.columns.rows[:-1])
-        firsts_F = torch.tensor(rows, device=features.values_V.device).cumsum(0)
-        ids_F = torch.tensor(features.ids_per_key, device=features.values_V.device)
-        return features.values_V + firsts_F.repeat_interleave(ids_F)
 
     def tables(self) -> list[tuple[str, int]]:
         return list(zip(self.prepared.columns.keys, self.prepared.columns.rows))
@@ -141,32 +138,33 @@ class ModuleTrial(ClickTrialState):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def logits_of(module: nn.Module, batch: ClickBatch) -> Tensor:
-    """One logit for each row."""
-    logits_B: Tensor = module(batch)
-    if logits_B.shape == (len(batch), 1):
-        logits_B = logits_B.squeeze(1)
-    if logits_B.shape != (len(batch),):
-        what = f"the module returns a tensor of {list(logits_B.shape)} for a batch of {len(batch)} rows"
-        raise ConfigError(what, fix="return one logit for each row")
-    return logits_B
+def require_shape(tensor: Tensor, shape: tuple[int, ...], made_by: str, fix: str) -> Tensor:
+    """What a module returned; -1 in a shape stands for any number."""
+    if len(tensor.shape) != len(shape) or any(size not in (-1, own) for own, size in zip(tensor.shape, shape)):
+        raise ConfigError(f"{made_by} returns a tensor of {list(tensor.shape)}", fix=fix)
+    return tensor
 
 
-class Classifier:
-    """A module with the loss of labelled rows, whose children are parts of the step."""
+class ModuleLoss:
+    """A module with its loss, whose children are parts of the step."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> None:
+        self.module, self._loss = module, loss
         name_parts(module)
 
     def train(self, mode: bool = True) -> None:
         self.module.train(mode)
 
-    def loss(self, batch: ClickBatch) -> Tensor:
-        with span("forward"):
-            logits_B = logits_of(self.module, batch)
-        with span("loss"):
-            return F.binary_cross_entropy_with_logits(logits_B, batch.labels_B)
+    def loss(self, batch: Any) -> Tensor:
+        world = current()
+        if world.size == 1:
+            return self._loss(self.module, batch)
+        # Each rank draws numbers of its own, as for dropout, from a seed that the generator of all ranks gives. This is
+        # in the same state on every rank, so that a checkpoint holds it once.
+        seed, device = int(torch.randint(1 << 62, ())), next(self.module.parameters()).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed + world.rank)
+            return self._loss(self.module, batch)
 
 
 def name_parts(module: nn.Module) -> None:
@@ -256,7 +254,7 @@ class SpanWork:
         self._booked = len(calls)
 
 
-def counted_step(recipe: Recipe, batch: ClickBatch) -> tuple[dict[str, Cost], int]:
+def counted_step(recipe: Recipe, batch: Any) -> tuple[dict[str, Cost], int]:
     """Take a step, and return its work by span and the bytes that its forward pass keeps for the backward pass."""
     kept: dict[int, int] = {}
 

@@ -8,34 +8,48 @@ from torch import Tensor, nn
 
 from ...data.batch import ClickBatch
 from ...data.clicks import Clicks
+from ...data.next_item_batches import SequenceBatch
 from ...execution.serving import Export, Served
 from ...execution.workload import load
 from ...train.device import choose
 from ..click_serve import ServedClicks, ServedImported, ServedRatings
-from . import Columns, ModuleConfig, clicks_of
-from .build import logits_of
+from ..hstu.data import SequenceSource
+from ..hstu.serve import ServedItems
+from . import ItemModuleConfig, ModuleConfig, clicks, items
 
 
-class ServedModule(ServedClicks):
+class ClickModule(ServedClicks):
     model: nn.Module  # type: ignore[assignment]
 
     def logits_of(self, batch: ClickBatch) -> Tensor:
-        return logits_of(self.model, batch)
+        return clicks.logits_of(self.model, batch)
 
     def export(self, example: Any, inputs: Any) -> Export:
         return Served.export(self, example, inputs)
 
 
-class ModuleOnRatings(ServedModule, ServedRatings): ...
+class ModuleOnRatings(ClickModule, ServedRatings): ...
 
 
-class ModuleOnImported(ServedModule, ServedImported): ...
+class ModuleOnImported(ClickModule, ServedImported): ...
 
 
-def served_module(config: ModuleConfig, model: str) -> Served:
-    clicks, settings = clicks_of(config), choose(config.train, largest_product_flops=0)
-    columns = Columns(tuple(clicks.keys), tuple(clicks.table_rows), len(clicks.dense_names))
-    module = load(model)(columns, config).to(settings.device)
-    if isinstance(clicks, Clicks):
-        return ModuleOnRatings(clicks, module, settings)
-    return ModuleOnImported(clicks, module, settings)
+def served_clicks(config: ModuleConfig, model: str) -> Served:
+    rows, settings = clicks.clicks_of(config), choose(config.train, largest_product_flops=0)
+    module = load(model)(clicks.columns_of(rows), config).to(settings.device)
+    if isinstance(rows, Clicks):
+        return ModuleOnRatings(rows, module, settings)
+    return ModuleOnImported(rows, module, settings)
+
+
+class ItemModule(ServedItems):
+    def __init__(self, config: ItemModuleConfig, model: str) -> None:
+        sequences, settings = SequenceSource(config.data), choose(config.train, largest_product_flops=0)
+        super().__init__(sequences, settings, length=config.max_length)
+        self.model: nn.Module = load(model)(items.columns_of(sequences), config).to(settings.device)
+
+    def last(self, batch: SequenceBatch) -> Tensor:
+        return items.last_of(self.model, batch)
+
+    def item_vectors(self) -> Tensor:
+        return items.item_vectors_of(self.model, len(self.items))

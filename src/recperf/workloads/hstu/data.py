@@ -1,0 +1,204 @@
+"""Sequences of items, from an event store or embedded, and how a model of the next item is scored on them: it ranks the
+held-out items.
+
+Shapes: N targets, I items, B histories, D width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
+from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, histories
+from ...data.yambda.reference import open_events
+from ...distributed.balance import stride
+from ...distributed.ranks import current
+from ...errors import DataError
+from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
+from ...stop import poll
+from ...tasks import NEXT_ITEM
+from ...train.loop import Position
+from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
+from ...train.ranking import list_quality
+from .config import SequencesConfig
+
+SCORING_BATCH = 512
+"""Histories that are encoded at a time."""
+EMBEDDED_SEED = 7
+
+
+def planted(config: SequencesConfig) -> PlantedSequences:
+    return PlantedSequences(config.users, config.groups, config.group_items, EMBEDDED_SEED)
+
+
+def read(config: SequencesConfig) -> NextItemData:
+    if config.path is None:
+        return planted(config).data()
+    return NextItemData.from_store(open_events(config.path), config.split)
+
+
+class SequenceSource:
+    """The sequences that a config names."""
+
+    def __init__(self, config: SequencesConfig, data: NextItemData | None = None) -> None:
+        self.config, self.data = config, data or read(config)
+        self.train, self.test = self.data.train(), self.data.test()
+        if not len(self.test) or not len(self.train):
+            what = f"{self.data.name} has no user with an item to train on and one to predict"
+            raise DataError(what, fix="import events of users with at least three items")
+
+    def describe(self) -> str:
+        facts = self.facts()
+        return f"{facts['name']}, {facts['rows']:,} events, split {facts['split']}"
+
+    def facts(self) -> dict[str, Any]:
+        """What a result records about the data."""
+        store, events = self.data.store, len(self.data.items_E)
+        note = "" if store is None or store.time_order == "time" else store.split_note
+        times_E, moments = self.data.times_E, self.data.moments
+        held_out_from = moments[1] if moments else int(times_E.max()) if times_E is not None else None
+        return {
+            **({} if held_out_from is None else {"held_out_from": held_out_from}),
+            "name": self.data.name,
+            "digest": digest_of(self.data) if store is None else store.digest,
+            "rows": events,
+            "train_rows": int((self.train.ends_S - self.train.begins_S).sum()),
+            "valid_rows": len(self.test),
+            "split": f"{self.config.split}{note}",
+            "synthetic": store is None or store.synthetic,
+        }
+
+    @cached_property
+    def seen(self) -> Seen:
+        """Whether items of a history compete."""
+        return seen_by_default(self.data) if self.config.seen == "auto" else self.config.seen
+
+    @cached_property
+    def validation(self) -> Targets:
+        """Those that choose the epoch: of some users, the same ones in every run."""
+        targets, most = self.data.validation(), self.config.validation_users
+        if not 0 < most < len(targets):
+            return targets
+        places = np.sort(np.random.default_rng(len(targets)).permutation(len(targets))[:most])
+        return Targets(targets.users_N[places], targets.positions_N[places])
+
+    def oracle(self) -> dict[str, Any]:
+        """The true probabilities of embedded sequences as a rule that ranks; none for other data."""
+        if self.config.path is not None:
+            return {}
+        truth = planted(self.config)
+
+        def score(targets: Targets) -> Tensor:
+            return torch.from_numpy(truth.scores(self.data, targets))
+
+        return {"planted": score}
+
+
+class RankedSequences(Prepared):
+    """What ranks the held-out items of sequences; a model reads the `length` latest events of a history."""
+
+    sequences: SequenceSource
+    events: EventsOnDevice
+    length: int
+
+    @cached_property
+    def item_events(self) -> NDArray[np.int64]:
+        """Training events of each item."""
+        return item_counts(self.sequences.data)
+
+    def order(self, seed: int) -> SequenceOrder:
+        """The order in which sequences are trained on."""
+        train = self.config.train
+        return SequenceOrder.of(
+            self.sequences.data,
+            self.events,
+            length=self.length,
+            batch_size=train.batch_size,
+            seed=seed,
+            all_windows=train.windows == "all",
+        )
+
+    def ranks(self, targets: Targets, score: Any) -> Ranked:
+        return rank(self.sequences.data, targets, score, seen=self.sequences.seen)
+
+    def ranking(self) -> RankedTargets:
+        def ranked() -> dict[str, Tensor]:
+            rules = {**self.sequences.oracle(), **baselines(self.sequences.data)}
+            return {name: self.ranks(self.sequences.test, rule).ranks_N for name, rule in rules.items()}
+
+        return RankedTargets(
+            users_N=torch.from_numpy(self.sequences.test.users_N),
+            catalogue=self.sequences.data.items,
+            repeats=self.sequences.seen == "kept",
+            split=self.sequences.config.split,
+            baseline_ranks=ranked,
+        )
+
+    def scored_rows(self) -> ScoredRows:
+        return ScoredRows(torch.ones(len(self.sequences.test)), torch.from_numpy(self.sequences.test.users_N))
+
+    def baseline_logits(self) -> dict[str, Tensor]:
+        """Nothing is labelled: `ranking` has the baselines."""
+        return {}
+
+    def verified(self) -> dict[str, int] | None:
+        store = self.sequences.data.store
+        return store.verified() if store else None
+
+
+class RankedTrial(Trial):
+    """A model whose score of an item is the product of two vectors."""
+
+    prepared: Any
+
+    @abstractmethod
+    def last(self, batch: SequenceBatch) -> Tensor:
+        """The vector after the last position of each sequence."""
+
+    @abstractmethod
+    def item_vectors(self) -> Tensor:
+        """The vectors of items 1 and up."""
+
+    @torch.no_grad()
+    def score(self, targets: Targets, vectors_ID: Tensor | None = None) -> Tensor:
+        """Scores of all items, by their vectors, for the history before each target."""
+        prepared, parts, vectors_ID = self.prepared, [], self.item_vectors() if vectors_ID is None else vectors_ID
+        for batch in histories(
+            prepared.sequences.data, prepared.events, targets, length=prepared.length, batch_size=SCORING_BATCH
+        ):
+            poll()
+            parts.append(self.last(batch) @ vectors_ID.t())
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def ranked(self, targets: Targets) -> Ranked:
+        """The ranks of targets; of several processes each ranks its share."""
+        vectors_ID, world = self.item_vectors(), current()
+        parts = stride(len(targets), world.size)
+        own = Targets(targets.users_N[parts[world.rank]], targets.positions_N[parts[world.rank]])
+        ranked = self.prepared.ranks(own, lambda part: self.score(part, vectors_ID))
+        order_N = torch.from_numpy(np.argsort(np.concatenate(parts)))
+        gathered = zip(*world.all_gather((ranked.ranks_N, ranked.lists_NK)))
+        ranks_N, lists_NK = (torch.cat(columns)[order_N] for columns in gathered)
+        return Ranked(ranks_N, lists_NK, ranked.seen)
+
+    def predictions(self, at: Position | None = None) -> Predictions:
+        """The ranks of the test items."""
+        test = self.prepared.sequences.test
+        ranked, none = self.ranked(test), torch.zeros(0)
+        lists = list_quality(ranked.lists_NK, self.prepared.sequences.data.items, self.prepared.item_events)
+        return Predictions(none, none, torch.from_numpy(test.users_N), ranks_N=ranked.ranks_N, lists=lists)
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        """Of the test items, and of the validation items, by which the epoch is chosen."""
+        assert predictions.ranks_N is not None
+        validation = self.ranked(self.prepared.sequences.validation)
+        scored = self.prepared.ranking().metrics(predictions.ranks_N)
+        return {**scored, NEXT_ITEM.choosing: validation.metrics()[NEXT_ITEM.leading]}
