@@ -52,10 +52,11 @@ def require_possible(
             )
     sharded = any(one.kind != "data-parallel" for one in placed)
     if sharded and world.device == "cpu" and not RULES[optimizer].fbgemm_on_cpu:
+        able = ", ".join(name for name, rule in RULES.items() if rule.fbgemm_on_cpu)
         raise ConfigError(
-            f"train.optimizer is {optimizer}, which FBGEMM has on a GPU only",
-            where={"field": "train.optimizer", "device": world.device},
-            fix="--distributed.sharding data-parallel, or --train.optimizer rowwise-adagrad",
+            f"the optimizer of the tables is {optimizer}, which FBGEMM has on a GPU only: there are {able} on a CPU",
+            where={"field": "distributed.sharding", "device": world.device},
+            fix="--distributed.sharding data-parallel, or another optimizer",
         )
     dim = placed[0].table.dim
     if sharded and dim % LEAST_COLUMNS:

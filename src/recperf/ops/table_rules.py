@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 RuleName = Literal["sgd", "adagrad", "rowwise-adagrad", "adam"]
@@ -64,6 +65,12 @@ class TableRule:
         if not self.weight_states:
             return (rows,) if self.row_states else None
         return rows, self.state_width(dim)
+
+    def no_updates(self, device: torch.device | str) -> Tensor | None:
+        """A number of updates, where the rule needs it; on the device, so that a CUDA graph can count."""
+        import torch
+
+        return torch.zeros((), dtype=torch.float64, device=device) if self.counts else None
 
     def apply_(
         self,

@@ -77,7 +77,7 @@ class ServedSequences(Served):
         asked = config.data.seen
         self.excludes_seen = (seen_by_default(self.data) if asked == "auto" else asked) == "left-out"
         tiers = ALL_ROWS
-        if config.used_rows:
+        if config.some_rows:
             # The table lies where it fits now, without an optimizer, beside the vectors of all items.
             table = estimate(config).table_bytes
             counted = replace(estimate(config), state_bytes=0, memory={"table": table, "vectors": 2 * table})
