@@ -36,13 +36,12 @@ class TableRule:
     """For each weight of an updated row."""
     dense: Literal["sgd", "adagrad", "adamw"]
     """The optimizer of the other parameters where one name stands for all."""
-    fbgemm: str
-    """The name in FBGEMM's EmbOptimType."""
-    fbgemm_states: tuple[str, ...] = ()
-    """TorchRec's names of the states, in the order of the columns here."""
+    fbgemm: str = ""
+    """The name in FBGEMM's EmbOptimType, whose states are in the order of the columns here; empty: it has none, and
+    ranks have copies of the tables."""
     fbgemm_on_cpu: bool = True
     row_states: int = 0
-    """Numbers for a whole row: 0 or 1."""
+    """Numbers for a whole row: 0 or 1; it comes after those of its weights."""
     weight_states: int = 0
     """Numbers for each weight; all first ones of a row come before all second ones."""
     numbers: Callable[[float | Tensor, float | Tensor], Numbers] = lambda rate, count: (rate,)
@@ -134,7 +133,6 @@ RULES: dict[str, TableRule] = {
             flops=5,
             dense="adagrad",
             fbgemm="EXACT_ADAGRAD",
-            fbgemm_states=("momentum1",),
             weight_states=1,
         ),
         TableRule(
@@ -144,7 +142,6 @@ RULES: dict[str, TableRule] = {
             flops=5,
             dense="adagrad",
             fbgemm="EXACT_ROWWISE_ADAGRAD",
-            fbgemm_states=("momentum1",),
             row_states=1,
         ),
         TableRule(
@@ -154,7 +151,6 @@ RULES: dict[str, TableRule] = {
             flops=12,
             dense="adamw",
             fbgemm="ADAM",
-            fbgemm_states=("momentum1", "exp_avg_sq"),
             fbgemm_on_cpu=False,
             weight_states=2,
             numbers=_adam_numbers,
