@@ -116,8 +116,8 @@ class SparseTrainConfig(TrainConfig):
     """Training with a table whose gradient is sparse: a separate optimizer for the table, AdamW for the rest."""
 
     table_optimizer: RuleName = "rowwise-adagrad"
-    """Optimizer of the rows a step used; rowwise-adagrad has one number of state for each row, adagrad one for each
-    weight, adam two."""
+    """Optimizer of the rows a step used; a rowwise one has one number of state for a row where its namesake has one for
+    each weight, in adam the second of two."""
     table_learning_rate: float = 0.05
     """Peak of the table's one-cycle schedule."""
     clip: float = 0.0
@@ -141,8 +141,8 @@ class DLRMTrainConfig(TrainConfig):
     table_weight_decay: float = 0.0
     """With adamw: weight decay of the tables."""
     optimizer: AnyTableOptimizer = "sgd"
-    """Optimizer of all parameters; rowwise-adagrad has one number for each table row, and is adagrad for the rest.
-    Adam changes only the rows that a step used, adamw every row."""
+    """Optimizer of all parameters; a rowwise one has one number for a table row where its namesake has one for each
+    weight, and is that for the rest. adamw changes every row, the others those that a step used."""
     eps: float = 1e-8
     """Added to the divisor of all but sgd."""
     loss: Literal["bce", "wbce", "mse"] = "bce"
