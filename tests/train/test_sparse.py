@@ -55,7 +55,7 @@ def test_ten_steps_equal_torchs(bag: str, rule: Any) -> None:
         sparse.step(rate(step) if step % 2 else torch.tensor([rate(step)]), scale=0.5)
         whole, used = dense_gradient(tables, features, gradient) * 0.5, tables.rows_of(features).unique()
         sparse_grad = torch.sparse_coo_tensor(used[None], whole[used], whole.shape, check_invariants=True)
-        weight.grad = sparse_grad if rule == "adam" else whole
+        weight.grad = sparse_grad if RULES[rule].counts else whole
         peer.param_groups[0]["lr"] = rate(step)
         peer.step()
     torch.testing.assert_close(tables.table_RD, weight.detach(), rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-RuleName = Literal["sgd", "adagrad", "rowwise-adagrad", "adam"]
+RuleName = Literal["sgd", "adagrad", "rowwise-adagrad", "adam", "rowwise-adam"]
 Numbers = tuple["float | Tensor", ...]
 BETAS = 0.9, 0.999
 """Of Adam's two moments, as in the dense AdamW."""
@@ -116,6 +116,14 @@ def _adam(state_UK: Tensor, gradient_UD: Tensor, numbers: Numbers, eps: float) -
     return mean_rate * means_UD / ((squares_UD * square_scale).sqrt() + eps)
 
 
+def _rowwise_adam(state_UK: Tensor, gradient_UD: Tensor, numbers: Numbers, eps: float) -> Tensor:
+    _, mean_share, square_share, mean_rate, square_scale = numbers
+    means_UD, squares_U1 = state_UK[:, :-1], state_UK[:, -1:]
+    means_UD += mean_share * (gradient_UD - means_UD)
+    squares_U1 += square_share * (gradient_UD.square().mean(1, keepdim=True) - squares_U1)
+    return mean_rate * means_UD / ((squares_U1 * square_scale).sqrt() + eps)
+
+
 def _adam_numbers(rate: float | Tensor, count: float | Tensor) -> Numbers:
     """The shares of a new gradient in both moments, and the bias corrections: after one step the second is 0.001."""
     mean_correction, square_correction = (1 - beta**count for beta in BETAS)
@@ -153,6 +161,19 @@ RULES: dict[str, TableRule] = {
             fbgemm="ADAM",
             fbgemm_on_cpu=False,
             weight_states=2,
+            numbers=_adam_numbers,
+            counts=True,
+        ),
+        TableRule(
+            name="rowwise-adam",
+            summary="a mean gradient for each weight and a mean square for each row, which change where a step uses it",
+            step=_rowwise_adam,
+            flops=10,
+            dense="adamw",
+            fbgemm="PARTIAL_ROWWISE_ADAM",
+            fbgemm_on_cpu=False,
+            row_states=1,
+            weight_states=1,
             numbers=_adam_numbers,
             counts=True,
         ),
