@@ -1,8 +1,8 @@
 """The optimizers of embedding tables, each declared once: its state, its arithmetic, its cost and its other names.
 
 Whatever handles tables (the bodies of `bag` and `lookup`, tiers, checkpoints, ranks, the planner, the configs) asks the
-rule. To add one, write it here, and its arithmetic in `bag/native.c` and `bag/update_kernels.py`; the tests run over
-all rules. Importing this module does not import torch.
+rule. To add one, write it here, its arithmetic in `bag/native.c` and `bag/update_kernels.py`, and a peer in plain torch
+in `tests/models/dense_peers.py`; the tests run over all rules. Importing this module does not import torch.
 
 Shapes: R rows of a table, U updated rows, D width, K numbers of state of a row.
 """
