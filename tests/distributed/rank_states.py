@@ -57,7 +57,9 @@ def whole(tables: RankTables) -> dict[str, Tensor]:
             found[name][rows, columns] = weight.detach()
             for kind, state in enumerate(states):
                 if rule.weight_states:
-                    sums[rows, kind * tables.dim + part.first_column :][:, : part.columns] = state.double()
+                    columns_of = state.double().view(part.rows, -1)
+                    first = kind * tables.dim + part.first_column
+                    sums[rows, first : first + columns_of.shape[1]] = columns_of
                 else:
                     # One number for a row is the mean of those of its parts, by their columns.
                     sums[rows, 0] += state.double() * (part.columns / tables.dim)

@@ -26,9 +26,11 @@ MIXED = "t1=row,t2=table,t3=data-parallel"
 COLUMNS = "t1=column,t2=column,t3=row,t4=data-parallel"
 
 
-def micro(**options: Any) -> MicroDLRMConfig:
+def micro(optimizer: Any = "adamw", **options: Any) -> MicroDLRMConfig:
     default = micro_default()
-    train = replace(default.train, device="cpu", threads=1, batch_size=251)
+    train = replace(default.train, device="cpu", threads=1, batch_size=251, table_optimizer=optimizer)
+    if optimizer != "adamw":
+        train = replace(train, table_learning_rate=0.05, table_weight_decay=0.0)
     return replace(
         default, data=MovieLensConfig(source="embedded"), train=train, distributed=DistributedConfig(**options)
     )
@@ -47,6 +49,8 @@ def configs() -> dict[str, Any]:
         "one id": dlrm("sgd", ids=1),
         "adamw": dlrm("adamw", learning_rate=0.01, weight_decay=0.1, table_weight_decay=0.5),
         "micro": micro(),
+        "micro, adagrad": micro("adagrad"),
+        "micro, rowwise-adam": micro("rowwise-adam", sharding="data-parallel"),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from recperf.distributed.rank_tables import ON_DEVICE
 from recperf.distributed.ranks import Ranks
 from recperf.distributed.sharding import require_possible, require_room
 from recperf.errors import ConfigError, MachineError
+from recperf.ops.table_rules import RULES
 from recperf.planning.devices import KNOWN
 from recperf.planning.memory import rank_demand
 from recperf.planning.predict import predict
@@ -75,8 +77,25 @@ def test_adam_is_sharded_on_gpus_only() -> None:
         if (device, sharding) != ("cpu", "row"):
             require_possible(placed, world, optimizer="adam", tiers=ON_DEVICE)
             continue
-        with pytest.raises(ConfigError, match=r"train.optimizer is adam, which FBGEMM has on a GPU only"):
+        with pytest.raises(
+            ConfigError, match="is adam, which FBGEMM does not have on a CPU, but sgd, adagrad, rowwise-adagrad"
+        ):
             require_possible(placed, world, optimizer="adam", tiers=ON_DEVICE)
+
+
+def test_an_optimizer_that_fbgemm_lacks_or_that_columns_divide_is_not_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand, world = Demand(tables=(table("a", 90),), batch=8), Ranks(size=2, device="cuda")
+    rules = {"lacking": replace(RULES["sgd"], fbgemm=""), "mixed": replace(RULES["adagrad"], row_states=1)}
+    monkeypatch.setattr("recperf.distributed.sharding.RULES", {**RULES, **rules})
+    for name, sharding, refusal in (
+        ("lacking", "data-parallel", ""),
+        ("lacking", "row", "lacking, which FBGEMM does not have on a GPU, but sgd, adagrad"),
+        ("mixed", "row", ""),
+        ("mixed", "column", "mixed, whose number of a row is not divided by columns"),
+    ):
+        placed = placed_by(DistributedConfig(sharding=sharding), demand, world.size)
+        with pytest.raises(ConfigError, match=refusal) if refusal else nullcontext():
+            require_possible(placed, world, optimizer=name, tiers=ON_DEVICE)  # type: ignore[arg-type]
 
 
 CONFIGS = {

@@ -29,7 +29,13 @@ rounding of tiny ones counts, the more the higher the learning rate: here 2e-7, 
 
 
 def config(
-    *, sharding: str = "", dropout: float = 0.1, scale: str = "fixed", batch: int = 12, balance: bool = True
+    *,
+    sharding: str = "",
+    dropout: float = 0.1,
+    scale: str = "fixed",
+    batch: int = 12,
+    balance: bool = True,
+    optimizer: Any = "rowwise-adagrad",
 ) -> DLRMv4WorkloadConfig:
     data = EventsConfig(
         path=events(home() / "events"),
@@ -52,7 +58,8 @@ def config(
         time_buckets=16,
     )  # fmt: skip
     train = HistoryTrainConfig(
-        batch_size=batch, device="cpu", threads=1, warmup_steps=10, learning_rate=4e-4, table_learning_rate=4e-3
+        batch_size=batch, device="cpu", threads=1, warmup_steps=10, learning_rate=4e-4, table_learning_rate=4e-3,
+        table_optimizer=optimizer,
     )  # fmt: skip
     return DLRMv4WorkloadConfig(
         data=data,
@@ -97,15 +104,21 @@ def test_every_row_is_scored_whichever_rank_has_it(ranks: int) -> None:
     assert results[0]["metrics"]["auc"] == pytest.approx(one["metrics"]["auc"], abs=2e-3)
 
 
+MIXED = "item_id=row,uid=table,album_id=data-parallel"
+
+
 @pytest.mark.long
-def test_a_state_resumes_with_other_ranks_and_sharding() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "mixed"), [("rowwise-adagrad", MIXED), ("adagrad", MIXED), ("rowwise-adam", "data-parallel")]
+)
+def test_a_state_resumes_with_other_ranks_and_sharding(optimizer: str, mixed: str) -> None:
     """1, 2 and 1 ranks, a third of the steps each, against all steps in a single process."""
-    (straight,) = trained(1)
+    (straight,) = trained(1, optimizer=optimizer)
     state, losses, steps = None, [], STEPS // 3
-    mixed = "item_id=row,uid=table,album_id=data-parallel"
     for done, (ranks, sharding) in enumerate(((1, ""), (2, mixed), (1, ""))):
         told = run_ranks(
-            ranks, "training", config=config(sharding=sharding), steps=steps, state=state, done=steps * done
+            ranks, "training", config=config(sharding=sharding, optimizer=optimizer), steps=steps, state=state,
+            done=steps * done,
         )  # fmt: skip
         losses += told[0]["losses"]
         state = told[0]["state"]

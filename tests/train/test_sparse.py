@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from dense_peers import PEERS
 from golden_cases import BAGS
 from torch import nn
 
@@ -40,27 +41,6 @@ def rate(step: int) -> float:
     return 0.1 / (step + 1)
 
 
-class RowWiseAdagrad:
-    """In plain torch, for a dense gradient."""
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        self.weight, self.eps, self.sums_R = weight, eps, torch.zeros(len(weight))
-        self.param_groups = [{"lr": 0.0}]
-
-    def step(self) -> None:
-        assert self.weight.grad is not None
-        self.sums_R += self.weight.grad.square().mean(1)
-        self.weight.data -= self.param_groups[0]["lr"] * self.weight.grad / (self.sums_R.sqrt() + self.eps)[:, None]
-
-
-PEERS: dict[str, Any] = {
-    "sgd": lambda weight: torch.optim.SGD([weight], lr=1.0),
-    "adagrad": lambda weight: torch.optim.Adagrad([weight], lr=1.0, eps=1e-12),
-    "rowwise-adagrad": lambda weight: RowWiseAdagrad(weight, 1e-12),
-    "adam": lambda weight: torch.optim.SparseAdam([weight], lr=1.0, eps=1e-12),
-}
-
-
 # Triton's updates are compared with these by tests/ops/test_bag.py.
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("bag", BAGS[:2])
@@ -68,14 +48,14 @@ def test_ten_steps_equal_torchs(bag: str, rule: Any) -> None:
     """Also where the gradient is halved, and a rate that is a tensor."""
     tables = made(bag)
     weight = nn.Parameter(tables.table_RD.clone())
-    peer, sparse = PEERS[rule](weight), SparseRows(tables, rule, eps=1e-12)
+    peer, sparse = PEERS[rule](weight, 1e-12), SparseRows(tables, rule, eps=1e-12)
     for step in range(10):
         features, gradient = step_of(step)
         tables.backward(tables.record(features)[1], features, gradient)
         sparse.step(rate(step) if step % 2 else torch.tensor([rate(step)]), scale=0.5)
         whole, used = dense_gradient(tables, features, gradient) * 0.5, tables.rows_of(features).unique()
         sparse_grad = torch.sparse_coo_tensor(used[None], whole[used], whole.shape, check_invariants=True)
-        weight.grad = sparse_grad if rule == "adam" else whole
+        weight.grad = sparse_grad if RULES[rule].counts else whole
         peer.param_groups[0]["lr"] = rate(step)
         peer.step()
     torch.testing.assert_close(tables.table_RD, weight.detach(), rtol=1e-5, atol=1e-5)

@@ -184,20 +184,23 @@ def test_it_is_better_after_few_steps_and_resumes_without_the_other_run(folder: 
     assert (resumed / "trial-42.json").read_bytes() == (run / "trial-42.json").read_bytes()
 
 
-def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path) -> None:
+@pytest.mark.parametrize("rule", ["rowwise-adagrad", pytest.param("rowwise-adam", marks=pytest.mark.long)])
+def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path, rule: str) -> None:
     small = ["--train.max-steps", "2", "--train.epochs", "1", "--ranking.users", "0", "--data.baselines", "bias"]
-    small += TRAIN
-    assert main(["run", "dlrm-v4", "--data", str(folder / "old"), "--run-dir", str(folder / "v4"), *small]) == 0
+    small += [*TRAIN, "--train.table-optimizer", rule]
+    runs = [folder / f"{rule}{name}" for name in ("", "-next")]
+    assert main(["run", "dlrm-v4", "--data", str(folder / "old"), "--run-dir", str(runs[0]), *small]) == 0
     still = ("--train.table-learning-rate", "1e-30", "--train.learning-rate", "1e-30")
-    start = ["run", "--start-from", str(folder / "v4"), "--data", str(folder / "new"), *small, *still]
-    assert main([*start, "--run-dir", str(folder / "v4-next")]) == 0
-    rows, states, exported = [], [], []
-    for name in ("v4", "v4-next"):
-        served = recperf.open(folder / name).model.served
+    start = ["run", "--start-from", str(runs[0]), "--data", str(folder / "new"), *small, *still]
+    assert main([*start, "--run-dir", str(runs[1])]) == 0
+    rows, states, counts, exported = [], [], [], []
+    for run in runs:
+        served = recperf.open(run).model.served
         exported.append(served._tables())
         ids, numbers = served.items.values.to_pylist(), served.items.numbers_V
         tables = served.model.tables
         rows.append(dict(zip(ids, tables.table("item_id")[numbers])))
+        counts.append(tables.updates)
         states.append(dict(zip(ids, tables.state("item_id")[numbers].tolist())))
     assert set(rows[1]) == {f"i{item}" for item in range(55)}
     assert all(torch.equal(rows[1][item], rows[0][item]) for item in rows[0])
@@ -208,7 +211,11 @@ def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path) -
     }
     without_events = [f"i{item}" for item in range(15)]
     assert [states[1][item] for item in without_events] == [states[0][item] for item in without_events]
-    assert max(states[0][item] for item in without_events) > 0
+    assert max(torch.tensor(states[0][item]).max() for item in without_events) > 0
+    # Two updates, and two more.
+    assert [None if count is None else int(count) for count in counts] == (
+        [2, 4] if rule == "rowwise-adam" else [None, None]
+    )
     # Users without events in the new days are exported too.
     users = next(one for one in compared(exported[1], exported[0]) if one.table.name == "uid")
     assert (users.counts["new"], users.counts["dropped"]) == (60, 0)

@@ -61,7 +61,7 @@ class ShardPlacement:
     def state_width_R(self) -> NDArray[np.int64]:
         """Numbers of optimizer state for a row on each rank; row-wise state is repeated in every column shard."""
         state, dim = self.table.state, self.table.dim
-        return np.minimum(self.width_R, state) if state % dim else state // dim * self.width_R
+        return state // dim * self.width_R + np.minimum(self.width_R, state % dim)
 
     def state_R(self) -> NDArray[np.int64]:
         """Bytes of optimizer state on each rank."""

@@ -214,7 +214,8 @@ class RankTables(nn.Module):
         columns. Where a table is sharded by columns, each shard has the number of its own columns. The number of the
         whole row is then their mean, weighted by columns, which a single process would have got from the same
         gradients. In the other direction each shard begins with the number of the whole row. Element-wise Adagrad has a
-        state as large as the table, which is sharded like it; SGD has none.
+        state as large as the table, which is sharded like it; SGD has none. A number for each row beside those for its
+        weights is a column of its own.
         """
         state: dict[str, Sharded | TableColumns] = {}
         local, tiers = self.local(), self.tiers
@@ -228,6 +229,8 @@ class RankTables(nn.Module):
                 for kind, own in enumerate(own_states):
                     # In one process the states of one kind lie to the right of those of the kind before.
                     right = place._replace(first_column=kind * self.dim + part.first_column)
+                    if self.rule.weight_states and kind == self.rule.weight_states:
+                        right, own = right._replace(columns=1), own.view(-1, 1)
                     states.append(Shard(right, own.detach(), writes))
             shape = (self.rows[name], self.dim)
             state_shape = self.rule.state_shape(*shape)
@@ -241,6 +244,6 @@ class RankTables(nn.Module):
                 continue
             state[name] = Sharded(shape=shape, width=self.dim, shards=weights)
             if state_shape is not None:
-                width = self.dim * max(1, self.rule.weight_states)
+                width = self.rule.state_width(self.dim) if self.rule.weight_states else self.dim
                 state[f"{name}_state"] = Sharded(shape=state_shape, width=width, shards=states)
         return state

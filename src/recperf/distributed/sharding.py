@@ -51,11 +51,21 @@ def require_possible(
                 fix=f"{one.table.name}=row, or --tables.placement device",
             )
     sharded = any(one.kind != "data-parallel" for one in placed)
-    if sharded and world.device == "cpu" and not RULES[optimizer].fbgemm_on_cpu:
+    able = [name for name, rule in RULES.items() if rule.fbgemm and (rule.fbgemm_on_cpu or world.device == "cuda")]
+    if sharded and optimizer not in able:
+        device = "GPU" if world.device == "cuda" else "CPU"
         raise ConfigError(
-            f"train.optimizer is {optimizer}, which FBGEMM has on a GPU only",
-            where={"field": "train.optimizer", "device": world.device},
-            fix="--distributed.sharding data-parallel, or --train.optimizer rowwise-adagrad",
+            f"the optimizer of the tables is {optimizer}, which FBGEMM does not have on a {device}, but "
+            f"{', '.join(able)}",
+            where={"field": "distributed.sharding", "device": world.device},
+            fix="--distributed.sharding data-parallel, or another optimizer",
+        )
+    rule = RULES[optimizer]
+    if rule.row_states and rule.weight_states and any(one.kind == "column" for one in placed):
+        raise ConfigError(
+            f"the optimizer of the tables is {optimizer}, whose number of a row is not divided by columns",
+            where={"field": "distributed.sharding"},
+            fix="--distributed.sharding row, or another optimizer",
         )
     dim = placed[0].table.dim
     if sharded and dim % LEAST_COLUMNS:

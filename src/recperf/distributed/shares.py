@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..data.batch import ClickBatch
     from ..models.dlrm_v4.model import DLRMv4
+    from ..train.config import AnyTableOptimizer
     from ..train.loop import Optimizer, Recipe
     from ..train.optim import DenseOptimizer
     from .bags import BagTables
@@ -121,11 +122,13 @@ class SharedScores:
 class Division:
     """A single process: it has all tables and takes every batch whole. `workloads.ranks` has that of several ranks."""
 
-    def bags(self) -> BagTables | None:
+    def bags(
+        self, optimizer: AnyTableOptimizer, *, eps: float = 1e-8, decay: float = 0.0, parts: int = 1
+    ) -> BagTables | None:
         """Makes this rank's part of the tables of a click model; None where every process has all rows."""
         return None
 
-    def with_bags(self, dense: DenseOptimizer) -> Optimizer:
+    def with_bags(self, dense: DenseOptimizer, *, table_rate: float = 1.0) -> Optimizer:
         """The optimizer of a click model, where fbgemm has that of the tables."""
         return dense
 
@@ -133,8 +136,8 @@ class Division:
         """Makes this rank's part of the tables of dlrm-v4."""
         return None
 
-    def clicks(self, recipe: Recipe, model: nn.Module) -> Recipe:
-        """The training of a click model by steps of all ranks."""
+    def clicks(self, recipe: Recipe, model: nn.Module, *, table_rate: float = 1.0) -> Recipe:
+        """The training of a click model by steps of all ranks; tables have `table_rate` times the learning rate."""
         return recipe
 
     def sequences(self, recipe: Recipe, model: nn.Module) -> Recipe:

@@ -1,8 +1,8 @@
 """The tables of DLRMv4 on several ranks: TorchRec's EmbeddingCollection behind the methods of `DLRMv4Tables`.
 
 A rank looks up the distinct rows of its own samples, so that each is sent to it once. `lookup` runs TorchRec's forward
-pass and returns copies as leaves; `update` runs its backward pass with their gradients, in which fbgemm's row-wise
-Adagrad changes the tables in place.
+pass and returns copies as leaves; `update` runs its backward pass with their gradients, in which fbgemm's optimizer
+changes the tables in place.
 
 Shapes: R rows of a table, D width, U distinct rows that a rank's batch uses.
 """
@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from ..models.dlrm_v4.inputs import Inputs
-from ..models.dlrm_v4.tables import initial_table
+from ..models.dlrm_v4.tables import ROWWISE_ADAGRAD, initial_table
 from ..models.tiers.config import Tiers
 from ..ops import lookup as ops
+from ..ops.table_rules import RuleName
 from .config import Demand, DistributedConfig
 from .rank_tables import ON_DEVICE, RankTables
 from .ranks import Ranks
 
 EPS = 1e-8
-"""Epsilon of row-wise Adagrad; fbgemm needs it when tables are made."""
+"""Epsilon of the optimizers; fbgemm needs it when tables are made."""
 
 
 class TorchRecTables(RankTables):
@@ -35,15 +36,15 @@ class TorchRecTables(RankTables):
         demand: Demand,
         options: DistributedConfig,
         world: Ranks,
+        optimizer: RuleName = ROWWISE_ADAGRAD,
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",
         tiers: Tiers = ON_DEVICE,
     ) -> None:
         super().__init__(
-            demand, options, world, optimizer="rowwise-adagrad", eps=EPS, device=device, field="model.table_dim",
-            tiers=tiers,
-        )  # fmt: skip
+            demand, options, world, optimizer=optimizer, eps=EPS, device=device, field="model.table_dim", tiers=tiers
+        )
         self._rows: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
@@ -93,8 +94,7 @@ class TorchRecTables(RankTables):
         self._rows, self._leaves, self._outputs = {}, {}, {}
 
     def update(self, rate: float | Tensor, eps: float = EPS) -> None:
-        """Row-wise Adagrad of the rows that any rank used. A rank without a gradient sends zeros, which change
-        nothing: the others wait for it."""
+        """Update the rows that any rank used. A rank without a gradient sends zeros: the others wait for it."""
         if eps != EPS or float(rate) != self._rate:
             raise RuntimeError("fbgemm reads rate and eps in the lookup: call set_rate() before lookup()")
         gradients = {

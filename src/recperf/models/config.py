@@ -188,10 +188,13 @@ def hashed_dlrm_step(
     }
 
 
-def sparse_dlrm_step(config: DLRMConfig, batch: int, *, ids: int, unique: int, optimizer: str) -> dict[str, Cost]:
-    """A training step with a table per feature, sparse updates, one optimizer for everything, and drawn data."""
+def sparse_dlrm_step(
+    config: DLRMConfig, batch: int, *, ids: int, unique: int, optimizer: str, dense: str = ""
+) -> dict[str, Cost]:
+    """A training step with a table per feature, sparse updates, and drawn data; `dense` is the optimizer of the rest,
+    by default the counterpart of that of the tables."""
     bags = batch * len(config.features)
-    states, flops = dense_optimizer(optimizer)
+    states, flops = dense_optimizer(dense or optimizer)
     return {
         "data": Cost(0, batch_bytes(config, batch, ids)),
         **_forward(config, batch, ids, unique),

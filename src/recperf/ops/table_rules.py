@@ -1,8 +1,8 @@
 """The optimizers of embedding tables, each declared once: its state, its arithmetic, its cost and its other names.
 
 Whatever handles tables (the bodies of `bag` and `lookup`, tiers, checkpoints, ranks, the planner, the configs) asks the
-rule. To add one, write it here, and its arithmetic in `bag/native.c` and `bag/update_kernels.py`; the tests run over
-all rules. Importing this module does not import torch.
+rule. To add one, write it here, its arithmetic in `bag/native.c` and `bag/update_kernels.py`, and a peer in plain torch
+in `tests/models/dense_peers.py`; the tests run over all rules. Importing this module does not import torch.
 
 Shapes: R rows of a table, U updated rows, D width, K numbers of state of a row.
 """
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-RuleName = Literal["sgd", "adagrad", "rowwise-adagrad", "adam"]
+RuleName = Literal["sgd", "adagrad", "rowwise-adagrad", "adam", "rowwise-adam"]
 Numbers = tuple["float | Tensor", ...]
 BETAS = 0.9, 0.999
 """Of Adam's two moments, as in the dense AdamW."""
@@ -35,13 +36,12 @@ class TableRule:
     """For each weight of an updated row."""
     dense: Literal["sgd", "adagrad", "adamw"]
     """The optimizer of the other parameters where one name stands for all."""
-    fbgemm: str
-    """The name in FBGEMM's EmbOptimType."""
-    fbgemm_states: tuple[str, ...] = ()
-    """TorchRec's names of the states, in the order of the columns here."""
+    fbgemm: str = ""
+    """The name in FBGEMM's EmbOptimType, whose states are in the order of the columns here; empty: it has none, and
+    ranks have copies of the tables."""
     fbgemm_on_cpu: bool = True
     row_states: int = 0
-    """Numbers for a whole row: 0 or 1."""
+    """Numbers for a whole row: 0 or 1; it comes after those of its weights."""
     weight_states: int = 0
     """Numbers for each weight; all first ones of a row come before all second ones."""
     numbers: Callable[[float | Tensor, float | Tensor], Numbers] = lambda rate, count: (rate,)
@@ -64,6 +64,12 @@ class TableRule:
         if not self.weight_states:
             return (rows,) if self.row_states else None
         return rows, self.state_width(dim)
+
+    def no_updates(self, device: torch.device | str) -> Tensor | None:
+        """A number of updates, where the rule needs it; on the device, so that a CUDA graph can count."""
+        import torch
+
+        return torch.zeros((), dtype=torch.float64, device=device) if self.counts else None
 
     def apply_(
         self,
@@ -110,6 +116,14 @@ def _adam(state_UK: Tensor, gradient_UD: Tensor, numbers: Numbers, eps: float) -
     return mean_rate * means_UD / ((squares_UD * square_scale).sqrt() + eps)
 
 
+def _rowwise_adam(state_UK: Tensor, gradient_UD: Tensor, numbers: Numbers, eps: float) -> Tensor:
+    _, mean_share, square_share, mean_rate, square_scale = numbers
+    means_UD, squares_U1 = state_UK[:, :-1], state_UK[:, -1:]
+    means_UD += mean_share * (gradient_UD - means_UD)
+    squares_U1 += square_share * (gradient_UD.square().mean(1, keepdim=True) - squares_U1)
+    return mean_rate * means_UD / ((squares_U1 * square_scale).sqrt() + eps)
+
+
 def _adam_numbers(rate: float | Tensor, count: float | Tensor) -> Numbers:
     """The shares of a new gradient in both moments, and the bias corrections: after one step the second is 0.001."""
     mean_correction, square_correction = (1 - beta**count for beta in BETAS)
@@ -127,7 +141,6 @@ RULES: dict[str, TableRule] = {
             flops=5,
             dense="adagrad",
             fbgemm="EXACT_ADAGRAD",
-            fbgemm_states=("momentum1",),
             weight_states=1,
         ),
         TableRule(
@@ -137,7 +150,6 @@ RULES: dict[str, TableRule] = {
             flops=5,
             dense="adagrad",
             fbgemm="EXACT_ROWWISE_ADAGRAD",
-            fbgemm_states=("momentum1",),
             row_states=1,
         ),
         TableRule(
@@ -147,9 +159,21 @@ RULES: dict[str, TableRule] = {
             flops=12,
             dense="adamw",
             fbgemm="ADAM",
-            fbgemm_states=("momentum1", "exp_avg_sq"),
             fbgemm_on_cpu=False,
             weight_states=2,
+            numbers=_adam_numbers,
+            counts=True,
+        ),
+        TableRule(
+            name="rowwise-adam",
+            summary="a mean gradient for each weight and a mean square for each row, which change where a step uses it",
+            step=_rowwise_adam,
+            flops=10,
+            dense="adamw",
+            fbgemm="PARTIAL_ROWWISE_ADAM",
+            fbgemm_on_cpu=False,
+            row_states=1,
+            weight_states=1,
             numbers=_adam_numbers,
             counts=True,
         ),

@@ -84,13 +84,40 @@ class GraphTrainConfig(TrainConfig):
     dlrm-v4 only if its kernels are so small that they take about as long as their launch."""
 
 
+AnyTableOptimizer = Literal[RuleName, "adamw"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTrainConfig(GraphTrainConfig):
+    """Training with AdamW for everything, or with an optimizer of the table rows that a step used and AdamW for the
+    rest."""
+
+    table_optimizer: AnyTableOptimizer = "adamw"
+    """adamw changes every row of the tables in every step, the others those that the step used."""
+    table_learning_rate: float = 0.0
+    """Learning rate of the table rows, which follows the schedule of the other; 0: train.learning_rate. adamw has the
+    same for all parameters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rate = self.table_learning_rate
+        require(0 <= rate <= 1e6, "train.table_learning_rate", rate, "0, for train.learning_rate, to 1e6")
+        fits = not rate or self.table_optimizer != "adamw"
+        require(fits, "train.table_learning_rate", rate, "0 with train.table_optimizer adamw")
+
+    @property
+    def table_ratio(self) -> float:
+        """The learning rate of the table rows over that of the other parameters."""
+        return (self.table_learning_rate or self.learning_rate) / self.learning_rate
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparseTrainConfig(TrainConfig):
     """Training with a table whose gradient is sparse: a separate optimizer for the table, AdamW for the rest."""
 
     table_optimizer: RuleName = "rowwise-adagrad"
-    """Optimizer of the rows a step used; rowwise-adagrad has one number of state for each row, adagrad one for each
-    weight, adam two."""
+    """Optimizer of the rows a step used; a rowwise one has one number of state for a row where its namesake has one for
+    each weight, in adam the second of two."""
     table_learning_rate: float = 0.05
     """Peak of the table's one-cycle schedule."""
     clip: float = 0.0
@@ -113,9 +140,9 @@ class DLRMTrainConfig(TrainConfig):
     """With adamw: weight decay of the MLPs."""
     table_weight_decay: float = 0.0
     """With adamw: weight decay of the tables."""
-    optimizer: Literal[RuleName, "adamw"] = "sgd"
-    """Optimizer of all parameters; rowwise-adagrad has one number for each table row, and is adagrad for the rest.
-    Adam changes only the rows that a step used, adamw every row."""
+    optimizer: AnyTableOptimizer = "sgd"
+    """Optimizer of all parameters; a rowwise one has one number for a table row where its namesake has one for each
+    weight, and is that for the rest. adamw changes every row, the others those that a step used."""
     eps: float = 1e-8
     """Added to the divisor of all but sgd."""
     loss: Literal["bce", "wbce", "mse"] = "bce"

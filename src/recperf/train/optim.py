@@ -256,8 +256,7 @@ class SparseRows:
         """In tiers that of the rows in the cache."""
         if shape is not None:
             self.state = rows_RD.new_zeros(shape) if table.tiers is None else table.tiers.state_SK.view(shape)
-        self.count = torch.zeros((), dtype=torch.float64, device=rows_RD.device) if self.rule.counts else None
-        """The number of updates, where the rule needs it; on the device, so that a CUDA graph can count."""
+        self.count = self.rule.no_updates(rows_RD.device)
         self.rehearsing = False
         """Whether `step` puts the state of its rows back, all of which may be too large to copy."""
 

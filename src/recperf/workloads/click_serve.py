@@ -36,6 +36,7 @@ from .click_candidates import SHOWN, ItemColumns, add_training_rows
 from .clicks import SCORING_BATCH, largest_product
 from .dlrm.build import ConfiguredDLRM, readable
 from .dlrm.config import DLRMWorkloadConfig
+from .micro_dlrm.build import sparse_tables
 from .micro_dlrm.config import MicroDLRMConfig, rows_of
 
 Longs = NDArray[np.int64]
@@ -286,7 +287,7 @@ class ServedImported(ServedClicks):
 def serve_micro_dlrm(config: MicroDLRMConfig) -> Served:
     product = largest_product(config.model, config.train.batch_size)
     settings = choose(config.train, largest_product_flops=product)
-    model = DLRM(config.model).to(settings.device)
+    model = DLRM(config.model, embeddings=sparse_tables(config, settings.device)).to(settings.device)
     clicks = rows_of(config)
     if isinstance(clicks, Clicks):
         return ServedRatings(clicks, model, settings)

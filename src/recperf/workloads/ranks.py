@@ -47,6 +47,7 @@ from ..models.dlrm_v4.model import DLRMv4
 from ..models.tiers.columns import stacked
 from ..planning.memory import rank_demand
 from ..planning.work import PlannedWorkload
+from ..train.config import AnyTableOptimizer
 from ..train.feeds import prefetched
 from ..train.loop import Optimizer, Recipe
 from ..train.optim import DenseOptimizer
@@ -57,6 +58,8 @@ CPU = torch.device("cpu")
 STACKED, BY_NAME = "embeddings.table_RD", "tables."
 """Under which name one process saves the tables of a click model, one behind the other, and what the names of the
 tables of dlrm-v4 begin with."""
+UPDATES = f"{BY_NAME}updates"
+"""Under which name one process saves the number of updates of the tables of dlrm-v4."""
 Parts = list[NDArray[np.int64]]
 """The positions of each rank's samples in a batch."""
 
@@ -93,12 +96,12 @@ class SharedOrder:
 class DenseAndBags:
     """The dense optimizer, and the one that fbgemm has for the tables."""
 
-    def __init__(self, dense: DenseOptimizer, tables: BagTables) -> None:
-        self.dense, self.tables = dense, tables
+    def __init__(self, dense: DenseOptimizer, tables: BagTables, table_rate: float) -> None:
+        self.dense, self.tables, self.table_rate = dense, tables, table_rate
 
     def step(self, learning_rate: float | Tensor) -> None:
         with span("sparse_update"):
-            self.tables.update(float(learning_rate))
+            self.tables.update(float(learning_rate) * self.table_rate)
         with span("dense_update"):
             self.dense.step(learning_rate)
 
@@ -136,35 +139,44 @@ class RankDivision(Division):
             return "every rank has a copy of all weights"
         return plan_text(self.sharded.parts if self.sharded else shards_of(self.placed or []))
 
-    def bags(self) -> BagTables | None:
-        train, reasons = self.config.train, self.settings.reasons
-        if train.micro_batches > 1:
+    def bags(
+        self, optimizer: AnyTableOptimizer, *, eps: float = 1e-8, decay: float = 0.0, parts: int = 1
+    ) -> BagTables | None:
+        reasons = self.settings.reasons
+        if parts > 1:
             raise ConfigError(
-                f"train.micro_batches is {train.micro_batches}: a rank takes its part of a batch in one piece, since "
+                f"train.micro_batches is {parts}: a rank takes its part of a batch in one piece, since "
                 "fbgemm updates tables in each backward pass",
                 where={"field": "train.micro_batches"},
                 fix="--train.micro-batches 1; more ranks have smaller parts",
             )
-        if train.optimizer == "adamw":
+        if optimizer == "adamw":
             return None
+        if decay:
+            raise ConfigError(
+                f"train.table_weight_decay is {decay}, which ranks have with adamw only",
+                where={"field": "train.table_weight_decay"},
+                fix="--train.table-weight-decay 0",
+            )
         self.sharded = tables = BagTables(
-            self.demand, self.options, self.world, optimizer=train.optimizer, eps=train.eps,
+            self.demand, self.options, self.world, optimizer=optimizer, eps=eps,
             device=self.settings.device, tiers=self.tiers,
         )  # fmt: skip
         kinds = ["fbgemm"] * bool(tables.sharded) + ["torch for data-parallel tables"] * bool(tables.copies.names)
         reasons["embedding"] = reasons["bag"] = f"{', '.join(kinds)}: several ranks"
         return tables
 
-    def with_bags(self, dense: DenseOptimizer) -> Optimizer:
-        return DenseAndBags(dense, self.sharded) if isinstance(self.sharded, BagTables) else dense
+    def with_bags(self, dense: DenseOptimizer, *, table_rate: float = 1.0) -> Optimizer:
+        return DenseAndBags(dense, self.sharded, table_rate) if isinstance(self.sharded, BagTables) else dense
 
     def tables(self, seed: int) -> TorchRecTables:
         self.sharded = tables = TorchRecTables(
-            self.demand, self.options, self.world, seed=seed, device=self.settings.device, tiers=self.tiers
-        )
+            self.demand, self.options, self.world, self.config.train.table_optimizer, seed=seed,
+            device=self.settings.device, tiers=self.tiers,
+        )  # fmt: skip
         return tables
 
-    def clicks(self, recipe: Recipe, model: nn.Module) -> Recipe:
+    def clicks(self, recipe: Recipe, model: nn.Module, *, table_rate: float = 1.0) -> Recipe:
         """Rank r of n makes the samples r, r + n, r + 2n... of a batch and no others."""
         parameters, whole = list(model.parameters()), cast(Any, recipe.order)
         if isinstance(model, DLRM):
@@ -176,7 +188,7 @@ class RankDivision(Division):
             return SharedBatch(self.part(own, samples), step, samples, len(self.own.own(samples)))
 
         batches, device = whole.share(self.own).batches, self.settings.device
-        return self._divided(recipe, model, parameters, batches, share, device)
+        return self._divided(recipe, model, parameters, batches, share, device, table_rate=table_rate)
 
     def part(self, batch: ClickBatch, samples: int) -> ClickBatch:
         """Every rank has as many bags as the one with the most samples."""
@@ -251,6 +263,8 @@ class RankDivision(Division):
         parts, names, optimizer = self.sharded.sharded_state(), self.sharded.names, state["optimizer"]
         if isinstance(self.sharded, TorchRecTables):
             tables: dict[str, Any] = {f"{BY_NAME}{name}": part for name, part in parts.items()}
+            if self.sharded.rule.counts:
+                tables[UPDATES] = torch.tensor(self.sharded.updates, dtype=torch.float64)
         else:
             tables = {STACKED: stacked([parts[name] for name in names])}
             if f"{names[0]}_state" in parts:
@@ -261,6 +275,8 @@ class RankDivision(Division):
         """The tables' parts were read to where they lie."""
         if self.sharded is None:
             return state
+        if isinstance(self.sharded, TorchRecTables):
+            self.sharded.updates = int(state["model"].get(UPDATES, 0))
         model = {name: one for name, one in state["model"].items() if not name.startswith((STACKED, BY_NAME))}
         return {**state, "model": model}
 

@@ -233,17 +233,19 @@ def lookup(config: DLRMv4Config, rows: int) -> Cost:
     return Cost(0, rows * (2 * FLOAT * config.table_dim + INDEX))
 
 
-def updates(config: DLRMv4Config, rows: int) -> dict[str, Cost]:
-    """Adam of the dense parameters, after the norm of their gradients; row-wise Adagrad of the distinct rows."""
+def updates(config: DLRMv4Config, rows: int, *, state: int = 1) -> dict[str, Cost]:
+    """Adam of the dense parameters, after the norm of their gradients, and that of the distinct rows, each with so many
+    numbers of state: row-wise Adagrad has one."""
     dense = config.dense_parameters
-    sparse = rows * (FLOAT * (3 * config.table_dim + 2) + INDEX)
+    sparse = rows * (FLOAT * (3 * config.table_dim + 2 * state) + INDEX)
     return {"dense_update": Cost(0, FLOAT * dense * (1 + 7)), "sparse_update": Cost(0, sparse)}
 
 
-def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None) -> dict[str, Cost]:
+def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None, state: int = 1) -> dict[str, Cost]:
     """A training step of one batch in one or several micro-batches.
 
     `rows`: distinct rows of all tables in the whole batch, looked up and updated once; by default the usual number.
+    `state`: numbers of optimizer state of a row.
     """
     if rows is None:
         rows = sum(usual_rows(config, [length for load in loads for length in load.lengths]).values())
@@ -255,7 +257,7 @@ def step(config: DLRMv4Config, loads: Sequence[Load], *, rows: int | None = None
         again += recomputed(config, load)
     if config.hstu.recompute:
         total[RECOMPUTE] = again
-    return total | updates(config, rows)
+    return total | updates(config, rows, state=state)
 
 
 def model_flops(parts: Mapping[str, Cost]) -> int:

@@ -19,19 +19,24 @@ NARROW = 4
 
 
 def memory(
-    config: DLRMv4Config, loads: Sequence[Load], *, rows: Mapping[str, int] | None = None, ahead: int = 1
+    config: DLRMv4Config,
+    loads: Sequence[Load],
+    *,
+    rows: Mapping[str, int] | None = None,
+    ahead: int = 1,
+    state: int = 1,
 ) -> dict[str, int]:
     """Bytes of a step with one micro-batch per load, one at a time.
 
     `rows`: distinct rows of each table in the whole batch, by default the usual numbers. `ahead`: batches that are
-    prepared while one is trained on.
+    prepared while one is trained on. `state`: numbers of optimizer state of a table row.
     """
     rows = usual_rows(config, [length for load in loads for length in load.lengths]) if rows is None else rows
     dense, fetched = FLOAT * config.dense_parameters, FLOAT * config.table_dim * sum(rows.values())
     inputs = sum(input_bytes(config, load, rows) for load in loads)
     return {
         "parameters": FLOAT * config.table_parameters + dense,
-        "optimizer": FLOAT * sum(config.table_rows.values()) + 2 * dense,
+        "optimizer": FLOAT * state * sum(config.table_rows.values()) + 2 * dense,
         "gradients": dense + fetched,
         "activations": fetched + max((sum(activations(config, load).values()) for load in loads), default=0),
         "batches": (1 + ahead) * inputs,

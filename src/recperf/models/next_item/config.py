@@ -8,7 +8,7 @@ from typing import Literal
 from ...config import require, within
 from ...measure.cost import FLOAT, INDEX, Cost, adamw_update, sparse_update
 from ...measure.spans import declare
-from ...ops.table_rules import RULES
+from ...ops.table_rules import TableRule
 
 declare("forward", "tokens", kind="tables")
 declare("forward", "stu_input", "stu_output", kind="products")
@@ -90,9 +90,11 @@ class NextItemConfig:
         return (self.items + 1) * self.dim
 
 
-def step(model: NextItemConfig, tokens: int, pairs: int, unique: int, *, used_rows: bool = False) -> dict[str, Cost]:
+def step(
+    model: NextItemConfig, tokens: int, pairs: int, unique: int, *, rule: TableRule | None = None
+) -> dict[str, Cost]:
     """Work of a training step on `tokens` positions that see `pairs` items, by span; `unique` items are distinct.
-    `used_rows`: only the rows of items that a step uses are updated."""
+    `rule`: how the rows of items that a step uses are updated; None: all are, with the rest."""
     dim, width, blocks = model.dim, model.width, model.blocks
     values = FLOAT * tokens
     forward = {
@@ -107,8 +109,9 @@ def step(model: NextItemConfig, tokens: int, pairs: int, unique: int, *, used_ro
     dense = sum(model.part_parameters.values())
     parameters = model.table_parameters + dense
     update = {"update": Cost(12 * parameters, 7 * FLOAT * parameters)}
-    if used_rows:
-        ids, rule = 2 * tokens + model.negatives, RULES["adam"]
+    if rule is not None:
+        ids = model.items + 1 if model.full_softmax else 2 * tokens + model.negatives
+        unique = ids if model.full_softmax else unique
         rows = sparse_update(ids, unique, dim, state=rule.state_width(dim), flops=rule.flops)
         update = {"dense_update": adamw_update(dense), "sparse_update": rows}
     return {
@@ -119,16 +122,18 @@ def step(model: NextItemConfig, tokens: int, pairs: int, unique: int, *, used_ro
     }
 
 
-def memory(model: NextItemConfig, batch: int, *, used_rows: bool = False) -> dict[str, int]:
+def memory(model: NextItemConfig, batch: int, *, rule: TableRule | None = None) -> dict[str, int]:
     """Bytes of a training step whose sequences all have the maximum length, by kind, and of the items' vectors in an
     evaluation, where the table may lie elsewhere."""
-    parameters = model.table_parameters + sum(model.part_parameters.values())
-    vectors = {"vectors": 2 * FLOAT * model.table_parameters} if used_rows else {}
+    tables, dense = model.table_parameters, sum(model.part_parameters.values())
+    some_rows = rule is not None and not model.full_softmax
+    states = 2 * tables if rule is None else (model.items + 1) * rule.state_width(model.dim)
+    vectors = {"vectors": 2 * FLOAT * tables} if some_rows else {}
     saved = model.blocks * (5 * model.dim + 9 * model.width)
     return {
-        "parameters": FLOAT * parameters,
-        "optimizer": 2 * FLOAT * parameters,
-        "gradients": FLOAT * (parameters - used_rows * model.table_parameters),
+        "parameters": FLOAT * (tables + dense),
+        "optimizer": FLOAT * (states + 2 * dense),
+        "gradients": FLOAT * (dense + (not some_rows) * tables),
         "activations": FLOAT * batch * model.max_length * saved,
         **vectors,
     }

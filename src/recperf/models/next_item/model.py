@@ -81,7 +81,7 @@ class Block(nn.Module):
 class NextItemHSTU(nn.Module):
     """Item 0 is padding; it is scored like any other, and callers pass over it. An item's embedding is its own row plus
     those of its features, in the tokens and in the scores. With `rows`, a table of items of which only the rows that a
-    step uses are updated, items are drawn with the batch."""
+    step uses are updated, a batch has these items, some of them drawn."""
 
     def __init__(
         self,
@@ -130,14 +130,20 @@ class NextItemHSTU(nn.Module):
     def loss(self, batch: SequenceBatch) -> Tensor:
         """The mean softmax loss of the next item over all positions."""
         config, targets_T, drawn_K, items_TD = self.config, batch.targets_T, batch.drawn_K, None
-        if drawn_K is not None:
+        vectors_ID = None
+        if config.full_softmax and batch.features is not None:
+            with span("tokens"):
+                every_ID = self.embedded(None, batch.features)
+                items_TD, vectors_ID = F.embedding(batch.items_T, every_ID), F.normalize(every_ID[1:], dim=1, eps=EPS)
+        elif drawn_K is not None:
             with span("tokens"):
                 every_ND = self.embedded(torch.cat([batch.items_T, drawn_K, targets_T]), batch.features)
                 items_TD, scored_ND = every_ND.tensor_split([len(targets_T)])
         users_TD = self.encode(batch, items_TD)
         with span("softmax"):
             if config.full_softmax:
-                return full_loss(users_TD, self.item_vectors(), targets_T - 1, config.temperature, batch.weights_T)
+                vectors_ID = self.item_vectors() if vectors_ID is None else vectors_ID
+                return full_loss(users_TD, vectors_ID, targets_T - 1, config.temperature, batch.weights_T)
             if drawn_K is None:
                 drawn_K = torch.randint(1, config.items + 1, (config.negatives,), device=targets_T.device)
                 scored_ND = self.embedded(torch.cat([drawn_K, targets_T]))
@@ -161,12 +167,13 @@ class NextItemHSTU(nn.Module):
         )
 
     def _looked_up(self, rows: SparseTables, items_N: Tensor | None, features: JaggedFeatures | None) -> Tensor:
-        if items_N is None:
+        if items_N is None and features is None:
             if rows.tiers is None:
                 return rows.table_RD
             every = torch.split(torch.arange(self.config.items + 1, device=rows.table_RD.device), BLOCK)
             return torch.cat([self._looked_up(rows, part_N, None) for part_N in every])
         if features is None:
+            assert items_N is not None
             return rows.record(JaggedFeatures.from_ids(rows.keys, items_N[None]))[0][0]
         pooled_1ND, saved = rows.record(features)
         rows_ND = pooled_1ND[0].requires_grad_(not rows.frozen)

@@ -187,7 +187,7 @@ static double square(const float *values, int64_t dim) {
 }
 
 /* The rules of ops/table_rules.py, in its order. */
-enum { SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM };
+enum { SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, ROWWISE_ADAM };
 
 /* Updates the rows at positions first..last of the order by a rule, with decoupled decay. A row has `states` numbers of
  * state; `numbers` are the rule's, the learning rate first. The caller cuts between different rows. */
@@ -220,6 +220,17 @@ void update_rows(float *table, float *state, const int64_t *rows, const int32_t 
                 means[k] += numbers[1] * (slope - means[k]);
                 squares[k] += numbers[2] * (slope * slope - squares[k]);
                 row[k] = keep * row[k] - numbers[3] * means[k] / (sqrtf(squares[k] * numbers[4]) + eps);
+            }
+            break;
+        }
+        case ROWWISE_ADAM: {
+            float *means = own, *mean_square = own + dim;
+            const float now = (float)(square(slopes, dim) / (double)dim) * scale * scale;
+            *mean_square += numbers[2] * (now - *mean_square);
+            const float step = numbers[3] / (sqrtf(*mean_square * numbers[4]) + eps);
+            for (int64_t k = 0; k < dim; k++) {
+                means[k] += numbers[1] * (slopes[k] * scale - means[k]);
+                row[k] = keep * row[k] - step * means[k];
             }
             break;
         }

@@ -31,6 +31,10 @@ def load_rows(table, state, key, here, D, columns, wide, RULE: tl.constexpr):
         place += key[:, None].to(tl.int64) * D
         old = tl.load(state + place, mask=mask, other=0.0)
         old2 = tl.load(state + place + D, mask=mask, other=0.0)
+    elif RULE == "rowwise-adam":
+        place += key[:, None].to(tl.int64)
+        old = tl.load(state + place, mask=mask, other=0.0)
+        old2 = tl.load(state + key.to(tl.int64) * (D + 1) + D, mask=here, other=0.0)
     return row, old, old2
 
 
@@ -58,6 +62,12 @@ def apply_update(
         tl.store(state + moments, mean, mask=mask)
         tl.store(state + moments + D, squared, mask=mask)
         step = tl.load(numbers + 3) * mean / (tl.sqrt(squared * tl.load(numbers + 4)) + eps)
+    if RULE == "rowwise-adam":
+        mean = old + tl.load(numbers + 1) * (grad - old)
+        square = old2 + tl.load(numbers + 2) * (tl.sum(grad * grad, 1) / D - old2)
+        tl.store(state + place + key[:, None].to(tl.int64), mean, mask=mask)
+        tl.store(state + key.to(tl.int64) * (D + 1) + D, square, mask=here)
+        step = tl.load(numbers + 3) * mean / (tl.sqrt(square * tl.load(numbers + 4)) + eps)[:, None]
     tl.store(table + place, row * (1.0 - rate * decay) - step, mask=mask, eviction_policy="evict_first")
 
 

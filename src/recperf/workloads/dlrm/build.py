@@ -292,7 +292,11 @@ class DLRMTrial(DLRMTrialState):
         self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned)
         config, switches, device = prepared.config, prepared.switches, prepared.settings.device
         streams = SideStreams(enabled=switches.graph and switches.mlp)
-        self.model = prepared.make_model(seed, streams, self.ranks.bags())
+        self.model = prepared.make_model(
+            seed,
+            streams,
+            self.ranks.bags(config.train.optimizer, eps=config.train.eps, parts=config.train.micro_batches),
+        )
         self.optimizer = self._optimizer(streams)
         self.bags = prepared.bags(seed) if prepared.drawn else None
         order, whole = prepared.order(seed), None

@@ -24,7 +24,7 @@ from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padding import Padding
-from ...models.dlrm_v4.tables import TieredDLRMv4Tables
+from ...models.dlrm_v4.tables import DLRMv4Tables, TieredDLRMv4Tables
 from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
@@ -47,7 +47,16 @@ from ...train.loop import Position, Recipe, WholeStep
 from ...train.metrics import Tally, binary_metrics, normalized_entropy
 from ...train.watch import Due
 from .. import division
-from .config import DLRM_V4, SMALL, DLRMv4WorkloadConfig, estimate, lacking_for_graph, layer_numbers, require_room
+from .config import (
+    DLRM_V4,
+    SMALL,
+    DLRMv4WorkloadConfig,
+    estimate,
+    lacking_for_graph,
+    layer_numbers,
+    require_room,
+    table_state,
+)
 from .data import EventWindows
 from .ranking import candidate_logits
 from .steps import AdamAndRows, InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder, SteppedModel, learning_rate
@@ -69,10 +78,12 @@ def make_model(
     config: DLRMv4WorkloadConfig, tiers: Tiers, device: torch.device, *, seed: int, tables: Any = None
 ) -> DLRMv4:
     """A model with these tables, or with all of them where it was decided."""
-    model = config.model
-    if tables is None and tiers.placement != "device":
-        rows = open_tiers(model.table_rows, tiers, dim=model.table_dim, state=1, device=device)
-        tables = TieredDLRMv4Tables(model, rows, seed=seed)
+    model, rule = config.model, config.train.table_optimizer
+    if tables is None and tiers.placement == "device":
+        tables = DLRMv4Tables(model, rule, seed=seed, device=device)
+    elif tables is None:
+        rows = open_tiers(model.table_rows, tiers, dim=model.table_dim, state=table_state(config), device=device)
+        tables = TieredDLRMv4Tables(model, rows, rule, seed=seed)
     return DLRMv4(model, seed=seed, device=device, tables=tables)
 
 
@@ -112,7 +123,7 @@ class PreparedHistories(EventWindows, Prepared):
             lengths = batch.history.history_offsets_B1.diff() + model.context_tokens + 1
         else:
             lengths = batch.inputs.offsets_B1.diff()
-        return step(model, [load_of(model, lengths.tolist())], rows=unique)
+        return step(model, [load_of(model, lengths.tolist())], rows=unique, state=table_state(self.config))
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.table_dim
@@ -161,11 +172,11 @@ class HistoryTrial:
         return PackedOrder(*parts, Padding(config.model, config.train.batch_size))
 
     def _whole_step(self, inputs: InputOrder) -> WholeStep | None:
-        """The step as a graph. Even at learning rate 0 it adds to the rows' Adagrad states and counts predictions."""
+        """The step as a graph. Even at learning rate 0 it changes the rows' optimizer states and counts predictions."""
         if not isinstance(inputs, PackedOrder):
             return None
         settings, tables, recent = self.prepared.settings, self.model.tables, self.stepped.recent
-        states = [tables.state(name) for name in tables.names]
+        states = [state for name in tables.names if (state := tables.state(name)) is not None]
         return GraphStep(
             self.stepped,
             self.optimizer,

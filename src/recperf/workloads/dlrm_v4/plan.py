@@ -25,7 +25,7 @@ from ...planning.work import (
     Table,
     Work,
 )
-from .config import DLRMv4WorkloadConfig, lacking_for_graph
+from .config import DLRMv4WorkloadConfig, lacking_for_graph, table_state
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,7 +169,7 @@ def _work(config: DLRMv4WorkloadConfig, history: float | None, items: float | No
         return KERNELS + KERNELS_PER_LAYER * model.hstu.layers if replayed else 0
 
     return Work(
-        tables=_tables(model, mean - model.context_tokens, rows),
+        tables=_tables(model, mean - model.context_tokens, rows, table_state(config)),
         dense_parameters=model.dense_parameters,
         dense_states=2,
         precision=model.precision,
@@ -209,7 +209,9 @@ def batch_lengths(tokens: Lengths, samples: int, *, least: int) -> tuple[int, ..
     return tuple(int(length) for length in rounded_B)
 
 
-def _tables(model: DLRMv4Config, events: float, rows: Callable[[int], Mapping[str, int]]) -> tuple[Table, ...]:
+def _tables(
+    model: DLRMv4Config, events: float, rows: Callable[[int], Mapping[str, int]], state: int
+) -> tuple[Table, ...]:
     """Tables with the ids of so many events, or of one; `rows` counts the different ones of a batch."""
 
     def distinct(name: str) -> Callable[[int], float]:
@@ -225,6 +227,7 @@ def _tables(model: DLRMv4Config, events: float, rows: Callable[[int], Mapping[st
             vectors=ids.get(name, 1.0),
             distinct=distinct(name),
             skewed=name in cost.UNIQUE,
+            state=state,
         )
         for name, count in model.table_rows.items()
     )

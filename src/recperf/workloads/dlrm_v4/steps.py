@@ -207,7 +207,7 @@ class SteppedModel:
 
 
 class AdamAndRows:
-    """Adam of the dense parameters, their gradient clipped, and row-wise Adagrad of the rows a step used."""
+    """Adam of the dense parameters, their gradient clipped, and that of the tables for the rows a step used."""
 
     def __init__(self, model: DLRMv4, config: HistoryTrainConfig) -> None:
         self.model, self.config = model, config
@@ -231,7 +231,7 @@ class AdamAndRows:
         return norm_of([gradient for gradient in gradients if gradient is not None])
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's: that of the rows is the model's."""
+        """Adam's: that of the rows is part of the tables."""
         return self.adam.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

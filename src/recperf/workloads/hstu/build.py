@@ -20,7 +20,6 @@ from ...models.tables import SparseTables
 from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
-from ...ops.table_rules import RULES
 from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
 from ...train.feeds import PlacedOrder
 from ...train.graph import GraphStep
@@ -30,7 +29,7 @@ from ...units import size
 from .. import division
 from .config import HSTUConfig, bounds, estimate, require_room
 from .data import RankedSequences, RankedTrial, SequenceSource
-from .steps import SampledOrder, WindowFeed, WindowOrder
+from .steps import UsedItems, WindowFeed, WindowOrder
 
 
 def check(config: HSTUConfig) -> str:
@@ -58,17 +57,18 @@ def new_model(config: HSTUConfig, data: NextItemData, seed: int, device: torch.d
         what = f"the items of {data.name} have {rows:,} values of features"
         raise DataError(what, where={"field": "model.feature_rows"}, fix="leave --model.feature-rows out")
     table, opened = None, None
-    if config.used_rows:
+    if (rule := config.rule) is not None:
         if tiers.placement != "device":
-            state = RULES["adam"].state_width(model.dim)
+            state = rule.state_width(model.dim)
             opened = open_tiers({"items": model.items + 1}, tiers, dim=model.dim, state=state, device=device)
         table = SparseTables(("items",), (model.items + 1,), model.dim, device=device, tiers=opened)
     return NextItemHSTU(model, seed=seed, device=device, values=values, rows=table)
 
 
 BETAS = (0.9, 0.98)
-"""Of everything but the rows of items that a step uses."""
+"""Of AdamW, which has all but the rows of items that a table optimizer updates."""
 ALL_ROWS = Tiers("device", 0, "device: adamw changes every row in every step")
+ALL_USED = Tiers("device", 0, "device: the full softmax uses every row in every step")
 
 
 def settings_of(config: HSTUConfig) -> Settings:
@@ -83,8 +83,9 @@ class PreparedSequences(RankedSequences):
     they come from elsewhere than the config says."""
 
     def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
-        if config.used_rows and current().choose(False, several=True):
-            what = "ranks of hstu update all items: adam and tables outside the device need a single process"
+        if config.rule is not None and current().choose(False, several=True):
+            what = f"ranks of hstu update all items: {config.optimizer} and tables outside the device need a single "
+            what += "process"
             raise UsageError(what, fix="--ranks 1, or --train.table-optimizer adamw --tables.placement device")
         require_room(config)
         self.config, self.length = config, config.model.max_length
@@ -93,12 +94,12 @@ class PreparedSequences(RankedSequences):
         if config.data.split == "leave-one-out" and self.sequences.data.times_E is not None:
             notice_once("leave-one-out: training sees later events of other users; --data.split time holds them out")
         self.settings = settings_of(config)
-        self.tiers = ALL_ROWS
-        if config.used_rows:
+        self.tiers = ALL_ROWS if config.rule is None else ALL_USED
+        if config.some_rows:
             self.tiers = placed_tables(config.tables, estimate(config), self.settings.device)
         self.settings.reasons["tables"] = self.tiers.why
         self._require_device_room()
-        lack = "only the rows of items that a step uses are updated" if config.used_rows else ""
+        lack = "" if config.rule is None else "only the rows of items that a step uses are updated"
         why = "a step is hundreds of small kernels; batches are padded"
         self.graph, self.settings.reasons["graph"] = choose_graph(
             config.train.graph, self.settings.device, current().choose(lack, BETWEEN_RANKS), why=why, switch=SWITCH
@@ -106,10 +107,12 @@ class PreparedSequences(RankedSequences):
         self.events = EventsOnDevice(self.sequences.data, self.settings.device)
 
     def _require_device_room(self) -> None:
-        """Items on the device have Adam's two numbers for each of theirs and, if all are updated, a gradient; a graph
-        copies these while it is captured."""
+        """Items on the device have their optimizer's state and, if all are updated, a gradient, which a table optimizer
+        gets with a copy of the rows. With adamw a graph copies what it has while it is captured."""
         device, copies = self.settings.device, 4 if self.config.train.graph == "off" else 6
-        table = (3 if self.config.used_rows else copies) * estimate(self.config).table_bytes
+        if self.config.rule is not None:
+            copies = 1 + self.config.rule.weight_states + 2 * (not self.config.some_rows)
+        table = copies * estimate(self.config).table_bytes
         if self.tiers.placement == "device" and device.type == "cuda" and table > free_gpu_bytes(device):
             what = f"the items take {size(table)} of the GPU, {size(free_gpu_bytes(device))} are free"
             raise MachineError(what, fix="--tables.placement host --model.loss sampled, or a smaller --model.dim")
@@ -120,7 +123,7 @@ class PreparedSequences(RankedSequences):
     def step_cost(self, batch: SequenceBatch | WindowBatch, ids: int, unique: int) -> dict[str, Cost]:
         lengths_B = batch.lengths_B
         pairs = int((lengths_B * (lengths_B + 1) // 2).sum())
-        return step(self.config.model, int(lengths_B.sum()), pairs, unique, used_rows=self.config.used_rows)
+        return step(self.config.model, int(lengths_B.sum()), pairs, unique, rule=self.config.rule)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -140,10 +143,11 @@ class SequenceTrial(RankedTrial):
         self.optimizer: AdamW | SplitOptimizer = AdamW(groups, betas=BETAS)
         order = prepared.order(seed)
         used: Order = order
-        if (items := self.model.items) is not None:
+        if (items := self.model.items) is not None and config.rule is not None:
             prepared.settings.reasons["bag"] = items.why
-            self.optimizer = SplitOptimizer(self.optimizer, SparseRows(items, "adam", decay=train.table_weight_decay))
-            used = SampledOrder(order, config.model)
+            rows = SparseRows(items, config.rule.name, decay=train.table_weight_decay)
+            self.optimizer = SplitOptimizer(self.optimizer, rows, table_ratio=train.table_ratio)
+            used = UsedItems(order, config.model)
             if items.tiers is not None:
                 used = PlacedOrder(used, items, prepared.settings.device)
         self.recipe = Recipe(

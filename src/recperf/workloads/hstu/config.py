@@ -14,8 +14,9 @@ from ...execution.workload import Estimate, TrialsConfig, Workload, quality_clai
 from ...measure.cost import FLOAT
 from ...models.next_item.config import NextItemConfig, memory, step
 from ...models.tiers.config import TablesConfig
+from ...ops.table_rules import RULES, TableRule
 from ...tasks import NEXT_ITEM
-from ...train.config import GraphTrainConfig, TargetConfig, TrainConfig
+from ...train.config import AnyTableOptimizer, TableTrainConfig, TargetConfig, TrainConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -85,7 +86,7 @@ class SequenceTrainConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HSTUTrainConfig(SequenceTrainConfig, GraphTrainConfig):
+class HSTUTrainConfig(SequenceTrainConfig, TableTrainConfig):
     """Adam (0.9, 0.98) with a constant rate."""
 
     learning_rate: float = 1e-3
@@ -94,9 +95,10 @@ class HSTUTrainConfig(SequenceTrainConfig, GraphTrainConfig):
     """Weight decay of the blocks."""
     table_weight_decay: float = 0.0
     """Weight decay of the embeddings of items and positions."""
-    table_optimizer: Literal["auto", "adamw", "adam"] = "auto"
-    """adamw changes the embeddings of all items in every step; adam (0.9, 0.999) those that the step uses, which needs
-    the sampled loss. auto: adam where tables.placement is host or file."""
+    table_optimizer: Literal["auto", AnyTableOptimizer] = "auto"  # type: ignore[assignment]
+    """adamw (0.9, 0.98) changes the embeddings of all items in every step; the others those that the step uses: with
+    the sampled loss a few, with the full softmax all. auto: adam (0.9, 0.999) where tables.placement is host or file,
+    else adamw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +114,28 @@ class HSTUConfig(TrialsConfig):
         super().__post_init__()
         self.distributed.require_copies("hstu")
         placement, outside = self.tables.placement, self.tables.placement in ("host", "file")
-        if outside and not self.used_rows:
+        if outside and self.rule is None:
             what = f"tables.placement is {placement}, but adamw changes every item in every step"
             raise ConfigError(what, where={"field": "train.table_optimizer"}, fix="--train.table-optimizer adam")
-        if self.used_rows and self.model.items and self.model.full_softmax:
-            what = f"tables.placement is {placement}" if outside else "train.table_optimizer is adam"
-            what += f", but the full softmax uses all {self.model.items:,} items in every step"
-            raise ConfigError(what, where={"field": "model.loss"}, fix="--model.loss sampled")
+        if outside and self.model.items and self.model.full_softmax:
+            what = f"tables.placement is {placement}, but the full softmax uses all {self.model.items:,} items in "
+            raise ConfigError(f"{what}every step", where={"field": "model.loss"}, fix="--model.loss sampled")
 
     @property
-    def used_rows(self) -> bool:
-        """Whether a step updates only the rows of items that it uses, so that the others can lie elsewhere."""
+    def optimizer(self) -> AnyTableOptimizer:
+        """The optimizer of the items."""
         optimizer, outside = self.train.table_optimizer, self.tables.placement in ("host", "file")
-        return optimizer == "adam" or (optimizer == "auto" and outside)
+        return optimizer if optimizer != "auto" else "adam" if outside else "adamw"
+
+    @property
+    def rule(self) -> TableRule | None:
+        """How the rows of items that a step uses are updated; None: all rows are, by adamw."""
+        return RULES.get(self.optimizer)
+
+    @property
+    def some_rows(self) -> bool:
+        """Whether a step uses only some rows of items, so that the others can lie elsewhere."""
+        return self.rule is not None and not self.model.full_softmax
 
 
 def default() -> HSTUConfig:
@@ -204,7 +215,7 @@ def training_for(data: NextItemData) -> dict[str, Any]:
 def resolve(config: HSTUConfig) -> HSTUConfig:
     """With the number of items that the data has, and without a bias by time where it has no times. A run that is
     resumed with its table in another place keeps its optimizer."""
-    config = replace(config, train=replace(config.train, table_optimizer="adam" if config.used_rows else "adamw"))
+    config = replace(config, train=replace(config.train, table_optimizer=config.optimizer))
     if config.data.path is None:
         return _embedded(config)
     from ...data.next_item import NextItemData
@@ -224,18 +235,16 @@ def estimate(config: HSTUConfig) -> Estimate:
     return Estimate(
         parameters={"items": model.table_parameters, **model.part_parameters},
         table_bytes=FLOAT * model.table_parameters,
-        step=step(
-            model, tokens, tokens * (model.max_length + 1) // 2, min(tokens, model.items), used_rows=config.used_rows
-        ),
-        memory=memory(model, batch, used_rows=config.used_rows),
-        state_bytes=2 * FLOAT * model.table_parameters,
+        step=step(model, tokens, tokens * (model.max_length + 1) // 2, min(tokens, model.items), rule=config.rule),
+        memory=memory(model, batch, rule=config.rule),
+        state_bytes=FLOAT * (model.items + 1) * RULES.get(config.optimizer, RULES["adam"]).state_width(model.dim),
         table_rows=model.items + 1,
     )
 
 
 def require_room(config: HSTUConfig) -> None:
     require(config.model.items > 0, "model.items", config.model.items, "above 0")
-    tables = config.tables if config.used_rows else TablesConfig(placement="device")
+    tables = config.tables if config.some_rows else TablesConfig(placement="device")
     require_table_memory(tables, estimate(config), fix=SMALLER)
 
 

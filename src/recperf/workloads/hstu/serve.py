@@ -198,7 +198,7 @@ class ServedSequences(ServedItems):
         self.config, self.temperature = config, config.model.temperature
         super().__init__(sequences_of(config), settings_of(config), length=config.model.max_length)
         tiers = ALL_ROWS
-        if config.used_rows:
+        if config.some_rows:
             # The table lies where it fits now, without an optimizer, beside the vectors of all items.
             table = estimate(config).table_bytes
             counted = replace(estimate(config), state_bytes=0, memory={"table": table, "vectors": 2 * table})

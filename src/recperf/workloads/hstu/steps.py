@@ -1,4 +1,4 @@
-"""The batches of hstu as a step reads them: with items drawn for the loss, or gathered inside a CUDA graph.
+"""The batches of hstu as a step reads them: with the items that it looks up, or gathered inside a CUDA graph.
 
 Batches for a graph, whose shapes do not change, are filled with sequences that do not count.
 
@@ -21,9 +21,9 @@ from ...models.next_item.config import NextItemConfig
 
 
 @dataclass(frozen=True, eq=False)
-class SampledOrder:
-    """Batches with the items drawn for their loss, which follow from the seed and the step alone, and with the items
-    that a step looks up."""
+class UsedItems:
+    """Batches with the items whose rows a step updates: with the full softmax all, else those of the batch and those
+    drawn for its loss, which follow from the seed and the step alone."""
 
     order: SequenceOrder
     model: NextItemConfig
@@ -33,6 +33,10 @@ class SampledOrder:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[SequenceBatch]:
         for number, batch in enumerate(self.order.batches(epoch, start), epoch * len(self) + start):
+            if self.model.full_softmax:
+                every_N = torch.arange(self.model.items + 1, device=batch.items_T.device)
+                yield replace(batch, features=JaggedFeatures.from_ids(("items",), every_N[None]))
+                continue
             draw, shape = generator(self.order.seed, f"negatives.{number}"), (self.model.negatives,)
             drawn_K = torch.randint(1, self.model.items + 1, shape, generator=draw).to(batch.items_T.device)
             ids_N = torch.cat([batch.items_T, drawn_K, batch.targets_T])

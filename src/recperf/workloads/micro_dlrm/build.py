@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch
 from ...data.order import ShuffledOrder
 from ...distributed.ranks import current
 from ...measure.cost import FLOAT, Cost
-from ...models.config import dlrm_step
 from ...models.dlrm import DLRM
-from ...models.embeddings import StackedTables
+from ...models.tables import SparseTables
 from ...train.device import BETWEEN_RANKS, FIXED_SHAPES, SWITCH, choose, choose_graph
 from ...train.feeds import IndexedBatch, IndexedFeed, IndexedOrder
 from ...train.graph import GraphStep
-from ...train.optim import AdamW
+from ...train.loop import Optimizer
+from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from .. import division
 from ..clicks import (
     DLRMTrialState,
@@ -26,7 +27,13 @@ from ..clicks import (
     largest_product,
     one_cycle_recipe,
 )
-from .config import MicroDLRMConfig, bounds, planned, require_room, rows_of
+from .config import MicroDLRMConfig, bounds, planned, require_room, rows_of, step_cost
+
+
+def sparse_tables(config: MicroDLRMConfig, device: torch.device) -> SparseTables | None:
+    """The tables with an optimizer of the rows that a step used; None with AdamW, which has a dense gradient."""
+    model = config.model
+    return None if config.rule is None else SparseTables(model.features, model.rows, model.dim, device=device)
 
 
 class PreparedClicks(PreparedRows):
@@ -52,7 +59,7 @@ class PreparedClicks(PreparedRows):
         return ClickTrial(self, seed)
 
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        return dlrm_step(self.config.model, len(batch), unique=unique)
+        return step_cost(self.config, len(batch), unique=unique)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -67,11 +74,9 @@ class ClickTrial(DLRMTrialState):
     def __init__(self, prepared: PreparedClicks, seed: int) -> None:
         self.prepared, self.seed, self.ranks = prepared, seed, division(prepared, planned)
         config, settings, device = prepared.config, prepared.config.train, prepared.settings.device
-        self.model = DLRM(config.model, seed=seed).to(device)
-        tables = list(self.model.embeddings.parameters())
-        self.optimizer = AdamW(
-            [(self.model.dense_parameters(), settings.weight_decay), (tables, settings.table_weight_decay)]
-        )
+        bags = self.ranks.bags(settings.table_optimizer, decay=settings.table_weight_decay)
+        self.model = DLRM(config.model, seed=seed, embeddings=bags or sparse_tables(config, device)).to(device)
+        self.optimizer = self._optimizer()
         order = ShuffledOrder(samples=prepared.train.to(device), batch_size=settings.batch_size, seed=seed)
         self.recipe = one_cycle_recipe(self.model, self.optimizer, order, settings)
         if prepared.graph:
@@ -86,10 +91,23 @@ class ClickTrial(DLRMTrialState):
             self.recipe = replace(self.recipe, order=IndexedOrder(order), whole_step=step)
         if prepared.source.choosing_rows:
             self.recipe = replace(self.recipe, validation_loss=self.validation_loss, patience=settings.patience)
-        self.recipe = self.ranks.clicks(self.recipe, self.model)
+        self.recipe = self.ranks.clicks(self.recipe, self.model, table_rate=settings.table_ratio)
+
+    def _optimizer(self) -> Optimizer:
+        settings, rule, tables = self.prepared.config.train, self.prepared.config.rule, self.model.embeddings
+        groups = [(self.model.dense_parameters(), settings.weight_decay)]
+        if rule is None:
+            return AdamW([*groups, (list(tables.parameters()), settings.table_weight_decay)])
+        dense = AdamW(groups)
+        if not isinstance(tables, SparseTables):
+            return self.ranks.with_bags(dense, table_rate=settings.table_ratio)
+        self.prepared.settings.reasons["bag"] = tables.why
+        rows = SparseRows(tables, rule.name, decay=settings.table_weight_decay)
+        return SplitOptimizer(dense, rows, table_ratio=settings.table_ratio)
 
     def rows_of(self, batch: ClickBatch | IndexedBatch) -> Tensor:
         """The table rows a batch looks up."""
         batch = batch.gathered() if isinstance(batch, IndexedBatch) else batch
-        assert isinstance(self.model.embeddings, StackedTables)
-        return self.model.embeddings.rows_of(batch.features)
+        tables: Any = self.model.embeddings
+        rows_V: Tensor = tables.rows_of(batch.features)
+        return rows_V

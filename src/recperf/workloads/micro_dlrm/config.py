@@ -10,10 +10,11 @@ from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, require_memory
-from ...measure.cost import FLOAT
-from ...models.config import DLRMConfig, dlrm_memory, dlrm_step
+from ...measure.cost import FLOAT, Cost
+from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_step
+from ...ops.table_rules import RULES, TableRule
 from ...tasks import BIASES, CLICK_LABELS
-from ...train.config import VALIDATION_SHARE, GraphTrainConfig, settings_for_rows
+from ...train.config import VALIDATION_SHARE, TableTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:
     from ...data.click_store.imported import ImportedClicks
@@ -38,13 +39,18 @@ def _model() -> DLRMConfig:
 class MicroDLRMConfig(TrialsConfig):
     data: MovieLensConfig = field(default_factory=MovieLensConfig)
     model: DLRMConfig = field(default_factory=_model)
-    train: GraphTrainConfig = field(default_factory=GraphTrainConfig)
+    train: TableTrainConfig = field(default_factory=TableTrainConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.data.has_clicks:
             self.distributed.require_tables(self.model.features)
+
+    @property
+    def rule(self) -> TableRule | None:
+        """How the rows that a step used are updated; None: AdamW changes all."""
+        return RULES.get(self.train.table_optimizer)
 
 
 def default() -> MicroDLRMConfig:
@@ -98,18 +104,38 @@ def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:
 
 def estimate(config: MicroDLRMConfig) -> Estimate:
     model, batch = config.model, config.train.batch_size
+    rule, ids = config.rule, batch * len(model.features)
     return Estimate(
         parameters={"tables": model.table_parameters, "mlps": model.mlp_parameters},
         table_bytes=FLOAT * model.table_parameters,
-        step=dlrm_step(model, batch),
-        memory=dlrm_memory(model, batch),
+        step=step_cost(config, batch),
+        memory=dlrm_memory(model, batch) if rule is None else dlrm_memory(model, batch, rule=rule.name, ids=ids),
+        state_bytes=FLOAT * (table_state(config) or 0) * sum(model.rows),
     )
 
 
+def step_cost(config: MicroDLRMConfig, batch: int, *, unique: int | None = None) -> dict[str, Cost]:
+    """The counted work of a step, by default with as many different rows as possible."""
+    model, rule = config.model, config.rule
+    if rule is None:
+        return dlrm_step(model, batch, unique=unique)
+    ids, most = batch * len(model.features), sum(min(batch, rows) for rows in model.rows)
+    unique = most if unique is None else unique
+    return sparse_dlrm_step(model, batch, ids=ids, unique=unique, optimizer=rule.name, dense="adamw")
+
+
+def table_state(config: MicroDLRMConfig) -> int | None:
+    """Numbers of optimizer state that a row has; None with AdamW, which has those of all rows at once."""
+    rule = config.rule
+    return None if rule is None else rule.state_width(config.model.dim)
+
+
 def require_room(config: MicroDLRMConfig) -> None:
-    """Refuse tables that memory cannot hold. Each of several ranks has all tables and all-reduces their gradient."""
-    needed = estimate(config)
-    require_memory(needed, more=current().reduction_bytes(sum(needed.parameters.values())))
+    """Refuse tables that memory cannot hold. With AdamW each of several ranks has all tables and all-reduces their
+    gradient."""
+    needed, model = estimate(config), config.model
+    reduced = model.mlp_parameters + (model.table_parameters if config.rule is None else 0)
+    require_memory(needed, more=current().reduction_bytes(reduced))
 
 
 def check(config: MicroDLRMConfig) -> str:
@@ -173,7 +199,9 @@ def planned(config: MicroDLRMConfig) -> PlannedWorkload:
     from ..click_plan import planned_clicks
 
     ids, graph = (1.0,) * len(config.model.rows), config.train.graph != "off"
-    return planned_clicks(config.model, config.train.batch_size, ids, optimizer="adamw", graph=graph)
+    return planned_clicks(
+        config.model, config.train.batch_size, ids, optimizer="adamw", state=table_state(config), graph=graph
+    )
 
 
 def bounds(config: MicroDLRMConfig, data: dict[str, Any]) -> dict[str, Any]:
@@ -215,5 +243,5 @@ MICRO_DLRM = Workload(
     datasets={"movielens": on_movielens, "events": on_events, "clicks": on_clicks},
     resolve=resolve,
     serve="recperf.workloads.click_serve:serve_micro_dlrm",
-    id_tables={"embeddings.weight_RD": "rows"},
+    id_tables=dict.fromkeys(("embeddings.weight_RD", "embeddings.table_RD"), "rows"),
 )
