@@ -183,6 +183,9 @@ OPERATOR = row("mm", 30.0, {"cache": 20.0, "dispatch": 10.0})
         # Operators get no fewer threads than one, and no more than now.
         (loader(0, cores=2, threads=1), 50.0, 1.0, [OPERATOR], 1, None, 50.0),
         (loader(0, cores=3, threads=3), 80.0, 1.0, [row("mm", 10.0, {"cache": 10.0})], 2, 1, 40.0),
+        # The whole time of an operator that is not divided into limits, and of several together.
+        (loader(0, cores=3, threads=3), 70.0, 1.0, [row("mm", 10.0, {"cache": 10.0})], 2, 1, 50.0),
+        (loader(0, cores=3, threads=3), 70.0, 1.0, [row("mm", 10.0, {}), OPERATOR], 2, 1, 90.0),
         (loader(0, cores=4, threads=3), 60.0, 2.0, [OPERATOR], 3, 1, 80.0),
         (loader(2, cores=4), 45.0, 1.0, [], 3, None, 200 / 3),
         # As many as now.
