@@ -79,7 +79,15 @@ def test_only_a_batch_that_stays_a_batch_is_doubled() -> None:
     offsets = torch.tensor([0, 1, 3, 3])
     assert _could_be_offsets(offsets)
     assert not any(map(_could_be_offsets, (ids, rows, torch.tensor([0, 9]), torch.tensor([0, 1, 0]))))
-    for batch in ((ids, offsets), (rows, ids[:3]), (rows, 4), (rows, object()), (rows, torch.tensor(1)), ()):
+    for batch in (
+        (ids, offsets),
+        (rows, offsets),
+        (rows, ids[:3]),
+        (rows, 4),
+        (rows, object()),
+        (rows, torch.tensor(1)),
+        (),
+    ):
         assert _doubled(batch) is None
     assert _doubled(ids) is None, "the step may hold the offsets of these ids"
     for batch in (torch.rand(3), ids.view(2, 2)):
@@ -225,6 +233,8 @@ def test_what_is_measured_decides(
         (1.0, 1.0, (3.0, 4.0), "at most 3.00", "agrees"),
         (0.9, 1.0, (2.0, 3.0), "at most 3.00", "agrees"),
         (0.9, 1.1, (2.0, 3.0), "at most 3.10", "inconclusive"),
+        # Below the widened other range too, but repeats vary by more than the middles of both differ.
+        (0.8, 1.1, (2.0, 3.0), "at most 3.10", "inconclusive"),
         # Two digits are printed, and compared.
         (2.504, 0.5, (4.0, 4.0), "0.50 to 2.50", "agrees"),
         (2.5, 0.496, (4.0, 4.0), "0.50 to 2.50", "agrees"),
@@ -258,7 +268,15 @@ def test_turns_and_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("step_ms", "seconds", "ran"),
-    [(500.0, None, True), (501.0, None, False), (4.0, 0.08, True), (4.0, 0.079, False), (4000.0, 100.0, True)],
+    [
+        (500.0, None, True),
+        (501.0, None, False),
+        (4.0, 0.08, True),
+        (4.0, 0.079, False),
+        (4000.0, 100.0, True),
+        (0.0, 2.1e-5, True),
+        (0.0, 1.9e-5, False),
+    ],
 )
 def test_a_time_limit(step_ms: float, seconds: float | None, ran: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four turns of both, each up to 2.5 times as long as the step."""
@@ -268,6 +286,15 @@ def test_a_time_limit(step_ms: float, seconds: float | None, ran: bool, monkeypa
     (row,) = confirm(clock.step, torch.ones(2, 2), True, attribution, observed, seconds)
     assert (row.outcome != "not run") is ran
     assert ran or row.measured == f"it would take {step_ms / 50:.0f} s"
+
+
+def test_the_wait_for_input_takes_no_time_of_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 800 ms the step itself takes 480, of which 20 fit into 10 s."""
+    clock = Clock(monkeypatch, lambda batch: 1.0)
+    attribution, observed = step_of(compute=0.6, input=0.4)
+    observed.step_ms = Percentiles(800.0, 800.0, 800.0)
+    row = confirm(clock.step, torch.ones(2, 2), True, attribution, observed)[-1]
+    assert (row.name, row.measured) == ("twice the batch", "1.00 times")
 
 
 @pytest.mark.parametrize(("seconds", "second"), [(6, "it would take 5 s"), (5, "1.00 times")])
