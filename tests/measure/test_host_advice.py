@@ -238,6 +238,9 @@ def test_copies(pinned: bool | None, pageable: int, settings: dict[str, bool]) -
     assert after(advice) == pytest.approx(90.0 if pageable else 80.0)
     assert rules.copies(facts_of(facts=facts, transfer=20.0)) is None
     assert after(rules.copies(facts_of(ceilings=replace(GPU, link=0.0), transfer=20.0))) == pytest.approx(80.0)
+    # Without a measured link nothing says how long the bytes take.
+    unknown = facts_of(ceilings=None, transfer=20.0, seen={"pageable_bytes": 500_000_000})
+    assert unknown.from_pinned_memory() == (20.0, 0.0)
 
 
 def test_rows_in_host_memory_and_values_that_are_read() -> None:
