@@ -486,6 +486,13 @@ def test_lookups_get_ids_of_a_few_rows(lookup: Callable[[torch.Tensor], torch.Te
             assert lookup(table).tolist() == expected
 
 
+def test_each_table_gets_ids_of_its_own_rows() -> None:
+    ids = torch.zeros(4, dtype=torch.int64)
+    with experiments._HotIds():
+        looked_up = [torch.arange(float(rows)).index_select(0, ids).tolist() for rows in (3, 2, 3)]
+    assert looked_up == [[0, 1, 2, 0], [0, 1, 0, 1], [0, 1, 2, 0]]
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_backward_pass_of_a_lookup_gets_the_ids_of_the_forward_pass(sparse: bool) -> None:
     table = torch.rand(200, 3, requires_grad=True)
