@@ -24,6 +24,7 @@ from warnings import warn
 from . import errors
 from .config import to_json
 from .data.datasets import Dataset
+from .distributed.ranks import Ranks, enter
 from .errors import Interrupted, MachineError, RecperfError, RecperfWarning, UsageError
 from .machine import memory_error, out_of_memory
 from .stop import FLAG
@@ -142,7 +143,8 @@ def run(
     `data` is what `recperf.dataset` returns, or the name of one. `fields` are those of the config, in dicts by section
     as in config.json: `train={"epochs": 3}, seed=7`; those of its section data are `data_fields`. With Ctrl-C the
     training is saved and the run returned, to be resumed: its `finished` is False. A missed target is no error:
-    `run.result.quality.met` says so.
+    `run.result.quality.met` says so. `ranks` starts so many processes on this host; in a program that torchrun started,
+    its processes are the ranks, and each gets the run.
     """
     from .data import datasets
 
@@ -151,22 +153,52 @@ def run(
     found = data if isinstance(data, Dataset) or data is None else datasets.find(str(data))
     choice = choose(workload, preset=preset, config=config, resume=resume, start_from=start_from, data=found)
     values = resolved(choice, with_fields(choice.config, fields))
+    world = Ranks.from_environment()
+    if ranks != 1 or world.size > 1:
+        from .distributed.launch import require_ranks
+
+        require_ranks(world, 0 if ranks == 1 else ranks, choice.workload.name, hasattr(values, "distributed"))
     if values.start.run is not None and not choice.resume:
         from .execution.starting import continued
 
-        if ranks > 1:
+        if ranks > 1 or world.size > 1:
             raise UsageError("a single process starts from another run", fix="leave out ranks; a resume may have it")
         values = continued(choice.workload, values)
-    if ranks > 1:
+    if ranks > 1 and world.size == 1:
+        if choice.resume and (fields or allow_change):
+            raise UsageError("ranks resume a run as it is", fix="recperf run --resume RUN --ranks N --FIELD VALUE")
         options = {"--run-dir": run_dir, "--resume": resume}
         folder = _on_ranks(choice.workload.name, values, ranks, options, [*_switches(peaks, report, quiet, log)])
     else:
         place = None if run_dir is None else Path(run_dir).expanduser()
-        folder = _in_process(choice, values, place, tuple(allow_change), tuple(log), peaks, report, quiet)
+        with _as_rank(world):
+            folder = _in_process(world, choice, values, place, tuple(allow_change), tuple(log), peaks, report, quiet)
     return OpenRun(folder, frames=found.frames if found is not None else "")
 
 
+@contextmanager
+def _as_rank(world: Ranks) -> Iterator[None]:
+    """Be a rank of torchrun's, or alone, and alone afterwards."""
+    if world.size == 1:
+        yield
+        return
+    from torch import distributed
+
+    if distributed.is_initialized():
+        what = "recperf.run connects the ranks itself, but torch.distributed is initialized already"
+        raise UsageError(what, fix="call torch.distributed.destroy_process_group() before")
+    enter(world)
+    try:
+        yield
+        world.leave()
+    finally:
+        # After an error the process group is not destroyed: that would wait for ranks that may be gone.
+        world.joined = False
+        enter(Ranks())
+
+
 def _in_process(
+    world: Ranks,
     choice: Choice,
     values: Any,
     folder: Path | None,
@@ -176,10 +208,11 @@ def _in_process(
     report: bool,
     quiet: bool,
 ) -> Path:
-    """Train here; returns the folder of the run."""
+    """Train here, alone or as one of several ranks; returns the folder of the run."""
+    from .distributed.job import forget_run
     from .execution.run import TrainingRun
 
-    with _as_command(quiet=quiet) as terminal:
+    with _as_command(quiet=quiet or not world.is_leader) as terminal:
         training = TrainingRun(
             workload=choice.workload,
             config=values,
@@ -197,11 +230,15 @@ def _in_process(
             # What was saved is resumed later; without a folder there is nothing.
             if training.folder is None or not (training.folder / "config.json").exists():
                 raise
+            return training.folder
         assert training.folder is not None
-        trained = OpenRun(training.folder)
-        if report and trained.finished:
+        if report and world.is_leader:
             with page_optional(terminal):
-                trained.page()
+                OpenRun(training.folder).page()
+        # The program may train again: only ranks that are restarted go on with the run that they were at.
+        forget_run()
+        # The other ranks read what rank 0 wrote.
+        world.barrier()
     return training.folder
 
 
@@ -213,12 +250,10 @@ def _switches(peaks: bool, report: bool, quiet: bool, log: Sequence[str]) -> Ite
 
 def _on_ranks(workload: str, values: Any, ranks: int, options: Mapping[str, Any], switches: list[str]) -> Path:
     """Train on several ranks of this host, which are processes of their own; returns the folder of the run."""
-    from .distributed.launch import launch, require_ranks
-    from .distributed.ranks import current
+    from .distributed.launch import launch
     from .files import write_json
     from .runs.record import CONFIG_SCHEMA, new_folder
 
-    require_ranks(current(), ranks, workload, hasattr(values, "distributed"))
     folder = Path(options["--resume"] or options["--run-dir"] or new_folder(workload)).expanduser()
     failures: list[RecperfError] = []
     with _as_command() as terminal, TemporaryDirectory(prefix="recperf-") as temporary:
@@ -229,6 +264,8 @@ def _on_ranks(workload: str, values: Any, ranks: int, options: Mapping[str, Any]
             write_json(file, {"schema": CONFIG_SCHEMA, "workload": workload, "config": to_json(values)})
             words = ["--config", str(file), "--run-dir", str(folder)]
         code = launch([*words, *switches], ranks, failures.append, restarts=0, notice=terminal.notice)
+    if code == Interrupted.exit_code and (folder / "config.json").exists():
+        return folder
     if failures:
         raise failures[0]
     if code not in (0, errors.GateFailed.exit_code):

@@ -43,6 +43,24 @@ MODULES: dict[str, Callable[[], Workload]] = {
 """The torch modules of examples, by the name of their config."""
 
 
+def python(rank: int, *, options: dict[str, Any]) -> None:
+    """In place of a command: a program that trains from Python, twice, and says what it got."""
+    from torch import distributed
+
+    import recperf
+    from recperf.distributed.ranks import current
+
+    runs = [recperf.run("micro-dlrm", **options) for _ in range(2)]
+    assert (current().size, distributed.is_initialized()) == (1, False)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        recperf.run("micro-dlrm", **options)
+    except RecperfError as error:
+        print(error.what)
+    print(*(f"{run.folder.resolve()} {run.finished} {run.result.quality.metrics['auc']}" for run in runs), sep="\n")
+    os._exit(0)
+
+
 def small() -> DLRMv4Config:
     return replace(laptop(), table_dim=16, rows=tuple(range(40, 51)), row_scale=1.0)
 

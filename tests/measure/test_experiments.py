@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from torch.nn import functional
 
 import recperf
 from recperf.measure import experiments
@@ -78,9 +79,19 @@ def test_only_a_batch_that_stays_a_batch_is_doubled() -> None:
     offsets = torch.tensor([0, 1, 3, 3])
     assert _could_be_offsets(offsets)
     assert not any(map(_could_be_offsets, (ids, rows, torch.tensor([0, 9]), torch.tensor([0, 1, 0]))))
-    for batch in ((ids, offsets), (rows, ids[:3]), (rows, 4), (rows, object()), (rows, torch.tensor(1)), ()):
+    for batch in (
+        (ids, offsets),
+        (rows, offsets),
+        (rows, ids[:3]),
+        (rows, 4),
+        (rows, object()),
+        (rows, torch.tensor(1)),
+        (),
+    ):
         assert _doubled(batch) is None
     assert _doubled(ids) is None, "the step may hold the offsets of these ids"
+    for batch in (torch.rand(3), ids.view(2, 2)):
+        assert torch.equal(_doubled(batch), torch.cat([batch, batch]))
 
 
 def step_of(**shares: float) -> tuple[Attribution, Observed]:
@@ -222,6 +233,14 @@ def test_what_is_measured_decides(
         (1.0, 1.0, (3.0, 4.0), "at most 3.00", "agrees"),
         (0.9, 1.0, (2.0, 3.0), "at most 3.00", "agrees"),
         (0.9, 1.1, (2.0, 3.0), "at most 3.10", "inconclusive"),
+        # Below the widened other range too, but repeats vary by more than the middles of both differ.
+        (0.8, 1.1, (2.0, 3.0), "at most 3.10", "inconclusive"),
+        # Two digits are printed, and compared.
+        (2.504, 0.5, (4.0, 4.0), "0.50 to 2.50", "agrees"),
+        (2.5, 0.496, (4.0, 4.0), "0.50 to 2.50", "agrees"),
+        (0.5, 0.496, (4.0, 4.0), "0.50 to 2.50", "agrees"),
+        (2.0, 0.5, (2.504, 3.5), "0.50 to 2.50", "inconclusive"),
+        (1.5, 0.5, (0.5, 0.996), "0.50 to 2.50", "inconclusive"),
     ],
 )
 def test_the_spread_of_repeats(
@@ -249,7 +268,15 @@ def test_turns_and_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("step_ms", "seconds", "ran"),
-    [(500.0, None, True), (501.0, None, False), (4.0, 0.08, True), (4.0, 0.079, False), (4000.0, 100.0, True)],
+    [
+        (500.0, None, True),
+        (501.0, None, False),
+        (4.0, 0.08, True),
+        (4.0, 0.079, False),
+        (4000.0, 100.0, True),
+        (0.0, 2.1e-5, True),
+        (0.0, 1.9e-5, False),
+    ],
 )
 def test_a_time_limit(step_ms: float, seconds: float | None, ran: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four turns of both, each up to 2.5 times as long as the step."""
@@ -261,16 +288,26 @@ def test_a_time_limit(step_ms: float, seconds: float | None, ran: bool, monkeypa
     assert ran or row.measured == f"it would take {step_ms / 50:.0f} s"
 
 
-def test_experiments_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes 6 of 10 s: after the first, the 5 s of the second are too many."""
+def test_the_wait_for_input_takes_no_time_of_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 800 ms the step itself takes 480, of which 20 fit into 10 s."""
     clock = Clock(monkeypatch, lambda batch: 1.0)
-    now = itertools.count(0, 6)
+    attribution, observed = step_of(compute=0.6, input=0.4)
+    observed.step_ms = Percentiles(800.0, 800.0, 800.0)
+    row = confirm(clock.step, torch.ones(2, 2), True, attribution, observed)[-1]
+    assert (row.name, row.measured) == ("twice the batch", "1.00 times")
+
+
+@pytest.mark.parametrize(("seconds", "second"), [(6, "it would take 5 s"), (5, "1.00 times")])
+def test_experiments_share_their_time(seconds: int, second: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 s the first takes 6, which leaves too few for the 5 s of the second, or 5."""
+    clock = Clock(monkeypatch, lambda batch: 1.0)
+    now = itertools.count(1000, seconds)
     monkeypatch.setattr(experiments, "perf_counter", lambda: float(next(now)))
     attribution, observed = step_of(latency=1.0)
     attribution.random, attribution.operators = 1.0, rows_of(embedding=4.0)
     observed.step_ms = Percentiles(250.0, 250.0, 250.0)
-    first, second = confirm(clock.step, torch.ones(2, 2), True, attribution, observed)
-    assert (first.outcome != "not run", second.outcome, second.measured) == (True, "not run", "it would take 5 s")
+    measured = [row.measured for row in confirm(clock.step, torch.ones(2, 2), True, attribution, observed)]
+    assert measured == ["1.00 times", second]
 
 
 @pytest.mark.parametrize(("step_ms", "count"), [(4.0, 50), (30.0, 10), (200.0, 3)])
@@ -311,6 +348,21 @@ def test_the_work_of_an_optimizer_does_not_follow_the_batch(monkeypatch: pytest.
         clock = Clock(monkeypatch, lambda batch: 1.0)
         (row,) = confirm(clock.step, torch.ones(2, 2), True, attribution, observed)
         assert row.expected == f"{expected} times the step"
+    # Of 4 ms without the wait for input 2 ms are copies and 2 ms an optimizer's, which has no copies.
+    attribution, observed = step_of(transfer=0.4, bandwidth=0.4, input=0.2)
+    observed.waits = {"transfer": 2.0, "input": 1.0}
+    attribution.operators = observed.operators = [
+        replace(row, part="update", limits={"bandwidth": 2.0}) for row in rows_of(mul=2.0)
+    ]
+    row = confirm(clock.step, torch.ones(2, 2), True, attribution, observed)[-1]
+    assert (row.name, row.expected) == ("twice the batch", "1.25 to 1.75 times the step")
+
+
+@pytest.mark.parametrize("samples", [4, 5])
+def test_half_a_batch_has_half_of_its_samples(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, lambda batch: float(len(batch)))
+    (row,) = confirm(clock.step, Batch(range(samples)), True, *step_of(compute=1.0))
+    assert (row.name, row.measured) == ("half the batch", f"{2 / samples:.2f} times")
 
 
 @pytest.mark.parametrize(
@@ -397,6 +449,58 @@ def test_the_time_of_a_run_is_without_what_other_work_took(monkeypatch: pytest.M
     ran: list[int] = []
     assert experiments._time(lambda: ran.append(1), 2) == pytest.approx(0.003)
     assert len(ran) == 2
+
+
+HOT_100 = [*range(64), *range(36)]
+IDS_100 = torch.arange(100, 200)
+
+
+@pytest.mark.parametrize(
+    ("lookup", "expected"),
+    [
+        (lambda table: table.select(1, 0)[IDS_100], HOT_100),
+        (lambda table: functional.embedding(IDS_100, table)[:, 0], HOT_100),
+        (lambda table: functional.embedding_bag(IDS_100[:, None], table, mode="sum")[:, 0], HOT_100),
+        (lambda table: table.index_select(0, IDS_100.int())[:, 0], HOT_100),
+        # A table of fewer rows: its third row is no hot one of the second dimension.
+        (lambda table: table[5:7].index_select(1, torch.tensor([2, 2, 2, 2]))[0], [500, 501, 502, 500]),
+        (lambda table: table[5:7].gather(1, torch.full((2, 4), 2))[1], [601, 602, 600, 601]),
+        (lambda table: table.gather(0, IDS_100[:, None])[:, 0], HOT_100),
+        # Elements are counted over both dimensions.
+        (lambda table: table[1:3].take(torch.full((7,), 5)), [100, 101, 102, 200, 201, 202, 100]),
+        (lambda table: table[IDS_100[:5], torch.full((5,), 2)], [0, 101, 202, 300, 401]),
+        # Ids that are rows of integers, a mask, no ids, and additions to rows stay as they are.
+        (lambda table: table.long()[IDS_100[:3], 0], [10000, 10100, 10200]),
+        (lambda table: table[:, 0][table[:, 0] > 19_700], [19800, 19900]),
+        (lambda table: functional.embedding(IDS_100[:0], table)[:, 0], []),
+        (lambda table: torch.zeros(3).index_add(0, torch.tensor([2, 2]), table[1:3, 0]), [0, 0, 300]),
+    ],
+)
+def test_lookups_get_ids_of_a_few_rows(lookup: Callable[[torch.Tensor], torch.Tensor], expected: list[int]) -> None:
+    """Row r of the table has 100 r, 100 r + 1 and 100 r + 2."""
+    table = (100.0 * torch.arange(200)[:, None] + torch.arange(3)).contiguous()
+    if expected is HOT_100:
+        expected = [100 * row for row in HOT_100]
+    for _ in range(2):
+        with experiments._HotIds():
+            assert lookup(table).tolist() == expected
+
+
+def test_each_table_gets_ids_of_its_own_rows() -> None:
+    ids = torch.zeros(4, dtype=torch.int64)
+    with experiments._HotIds():
+        looked_up = [torch.arange(float(rows)).index_select(0, ids).tolist() for rows in (3, 2, 3)]
+    assert looked_up == [[0, 1, 2, 0], [0, 1, 0, 1], [0, 1, 2, 0]]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_backward_pass_of_a_lookup_gets_the_ids_of_the_forward_pass(sparse: bool) -> None:
+    table = torch.rand(200, 3, requires_grad=True)
+    with experiments._HotIds():
+        functional.embedding(IDS_100, table, sparse=sparse).sum().backward()
+    assert table.grad is not None
+    gradient = table.grad.to_dense()[:, 0]
+    assert gradient.tolist() == [2.0] * 36 + [1.0] * 28 + [0.0] * 136
 
 
 def test_hot_ids_of_a_pair_in_numbers() -> None:

@@ -183,6 +183,9 @@ OPERATOR = row("mm", 30.0, {"cache": 20.0, "dispatch": 10.0})
         # Operators get no fewer threads than one, and no more than now.
         (loader(0, cores=2, threads=1), 50.0, 1.0, [OPERATOR], 1, None, 50.0),
         (loader(0, cores=3, threads=3), 80.0, 1.0, [row("mm", 10.0, {"cache": 10.0})], 2, 1, 40.0),
+        # The whole time of an operator that is not divided into limits, and of several together.
+        (loader(0, cores=3, threads=3), 70.0, 1.0, [row("mm", 10.0, {"cache": 10.0})], 2, 1, 50.0),
+        (loader(0, cores=3, threads=3), 70.0, 1.0, [row("mm", 10.0, {}), OPERATOR], 2, 1, 90.0),
         (loader(0, cores=4, threads=3), 60.0, 2.0, [OPERATOR], 3, 1, 80.0),
         (loader(2, cores=4), 45.0, 1.0, [], 3, None, 200 / 3),
         # As many as now.
@@ -235,6 +238,9 @@ def test_copies(pinned: bool | None, pageable: int, settings: dict[str, bool]) -
     assert after(advice) == pytest.approx(90.0 if pageable else 80.0)
     assert rules.copies(facts_of(facts=facts, transfer=20.0)) is None
     assert after(rules.copies(facts_of(ceilings=replace(GPU, link=0.0), transfer=20.0))) == pytest.approx(80.0)
+    # Without a measured link nothing says how long the bytes take.
+    unknown = facts_of(ceilings=None, transfer=20.0, seen={"pageable_bytes": 500_000_000})
+    assert unknown.from_pinned_memory() == (20.0, 0.0)
 
 
 def test_rows_in_host_memory_and_values_that_are_read() -> None:

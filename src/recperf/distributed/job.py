@@ -109,6 +109,14 @@ def remembered_run() -> Path | None:
         return None
 
 
+def forget_run() -> None:
+    """The run of this job on this host is finished: a program may begin another one with the same config."""
+    path = _error_file()
+    if path is not None:
+        with contextlib.suppress(OSError):
+            (path.parents[2] / "run").unlink(missing_ok=True)
+
+
 def _replace(path: Path, text: str) -> None:
     # Several ranks of a host may write the same file.
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")

@@ -205,7 +205,7 @@ class TrainingRun:
     def _result(self, begun: bool) -> Result:
         """The result of a finished run; otherwise train, measure and conclude."""
         result = self._finished()
-        current().broadcast(result is not None)
+        current().broadcast(self.folder if result is not None else None)
         if result is not None:
             self._repeat(result)
             return result
@@ -236,9 +236,11 @@ class TrainingRun:
     def _follow(self) -> None:
         """Train as a rank other than 0."""
         world = current()
-        if world.broadcast(False):
+        self.folder = world.broadcast(None)
+        if self.folder is not None:
             return
         self.allow, self.record = world.broadcast(()), share_run(None, world)
+        self.folder = self.record.folder
         remember_run(self.record.folder)
         self._execute()
 

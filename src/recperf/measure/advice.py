@@ -228,12 +228,10 @@ def loader(evidence: AdviceFacts) -> Advice | None:
         )
         making, rest = making + handing, rest + handing
     workers = max(1, min(cores - 1 or 1, round(making / max(rest, 1e-9) + 0.5)))
-    if workers <= facts.workers:
-        return None
     # A thread that waits for a core holds up all others of its operator, so each gets a core beside the workers.
     before = evidence.facts.threads if evidence.on_cpu else 1
     threads = max(1, min(before, cores - round(workers * min(1.0, cores_used))))
-    operators = sum(row.ms - row.limits.get("dispatch", 0.0) for row in evidence.operators) if threads < before else 0.0
+    operators = sum(row.ms - row.limits.get("dispatch", 0.0) for row in evidence.operators)
     step = rest + operators * (before / threads - 1)
     after = max(step, making / workers, (making * min(1.0, cores_used) + step * threads) / cores)
     left = after - (evidence.step_ms - waited)

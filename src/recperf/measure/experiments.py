@@ -252,7 +252,7 @@ def _doubled(batch: Any) -> Any | None:
     known = all(isinstance(leaf, (Tensor, str, float, bool, type(None))) for leaf in leaves)
     if not known or any(not tensor.dim() for tensor in tensors) or len({len(tensor) for tensor in tensors}) != 1:
         return None
-    if len(tensors) > 1 and any(_could_be_offsets(tensor) for tensor in tensors):
+    if any(_could_be_offsets(tensor) for tensor in tensors):
         return None
     if all(tensor.dim() == 1 and not tensor.is_floating_point() for tensor in tensors):
         return None

@@ -275,8 +275,6 @@ def fullest_and_emptiest(ranks: int, network: Network) -> tuple[int, int]:
 def all_to_all(sent_R: NDArray[np.float64], received_R: NDArray[np.float64], device: Device, network: Network) -> float:
     """Time until the rank that sends or receives most is done; each rank's bytes go to all ranks in equal parts."""
     ranks = len(sent_R)
-    if ranks == 1:
-        return 0.0
     most = float(np.maximum(sent_R, received_R).max())
     full, last = fullest_and_emptiest(ranks, network)
     inside = most * (full - 1) / ranks / (device.link_bytes_per_s * device.efficiency.link)
@@ -287,8 +285,6 @@ def all_to_all(sent_R: NDArray[np.float64], received_R: NDArray[np.float64], dev
 
 def all_reduce(bytes_: float, ranks: int, device: Device, network: Network) -> float:
     """Time to sum that many bytes, which every rank has. The ranks of the emptiest node have the largest shares."""
-    if ranks == 1:
-        return 0.0
     (full, last), nodes = fullest_and_emptiest(ranks, network), node_count(ranks, network)
     share = device.efficiency.link
     inside = 2 * (full - 1) / full * bytes_ / (device.link_bytes_per_s * share)
