@@ -9,7 +9,6 @@ from typing import Any
 from msgspec.structs import asdict
 
 from ..jsonfile import Count, Number, as_json
-from .advice_rules import explain
 from .ceilings import Ceilings
 from .limits import part_ms
 from .profile_records import Idle, Kernels, Missing, Transfer, WorkloadFigures
@@ -81,6 +80,9 @@ def build_profile(
 
     `facts` are those behind advice: without them none is given. `experiments` is None where none could be run.
     """
+    # Reading a profile needs no rules.
+    from .advice_rules import explain
+
     return StepProfile(
         kind=KIND,
         schema=SCHEMA,
