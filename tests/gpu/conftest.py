@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+FOLDERS = ("distributed", "gpu", "models", "reliability", "train", "workloads")
 # Tests are imported by path, so these folders are not on it by themselves.
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("distributed", "gpu", "reliability", "train")]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in FOLDERS]
 
 
 @pytest.fixture

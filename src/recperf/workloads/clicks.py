@@ -21,6 +21,7 @@ from ..data.order import WHOLE, ClickOrder, RankPart, Samples
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Division, SharedScores
+from ..errors import notice_once
 from ..execution.workload import Predictions, Prepared, ScoredRows, Trial
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192
+NOTED_SHARE = 0.01
+"""Share of the training rows from which on rare categories of a column are noted."""
 
 
 class DrawnRows:
@@ -94,6 +97,11 @@ class StoredRows:
     def __init__(self, clicks: ImportedClicks | Clicks, device: torch.device | str) -> None:
         self.clicks, self.device, self.choosing_rows = clicks, device, clicks.count("choose")
         train, step = clicks.count("train"), 1 if isinstance(clicks, Clicks) else fitted_step(clicks)
+        if not isinstance(clicks, Clicks):
+            for name, (few, seen, share) in clicks.rare.items():
+                if share >= NOTED_SHARE:
+                    what = f"{few:,} of {seen:,} values of {name} share a table row, with {share:.0%} of training rows"
+                    notice_once(f"{what}: each is in fewer than {clicks.manifest.min_count} of them")
         self.data = {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
 
     def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:

@@ -235,3 +235,18 @@ def test_an_import_of_other_options_does_not_replace_one(tmp_path: Path) -> None
     assert imported(path, tmp_path / "store") == first
     with pytest.raises(RecperfError, match="exists already"):
         imported(path, tmp_path / "store", min_count=3)
+
+
+def test_rare_categories_are_counted_in_the_training_rows(tmp_path: Path) -> None:
+    """Six rows of a, four of b, and c to j once each, of which a fixed share trains: all but a are rare."""
+    letters = "a" * 6 + "b" * 4 + "cdefghij"
+    path = tmp_path / "log.csv"
+    path.write_text("label,letter\n" + "".join(f"{at % 2},{letter}\n" for at, letter in enumerate(letters * 2)))
+    options = ClickOptions(clicks=path, label="label", categorical="letter", min_count=7, name="letters")
+    import_clicks(options, tmp_path / "store")
+    clicks = ImportedClicks(tmp_path / "store", SplitConfig(holdout=0.25, split_seed=3))
+    trained = [(letters * 2)[row] for row in clicks.index["train"]]
+    counts = {letter: trained.count(letter) for letter in set(trained)}
+    rare = {letter: count for letter, count in counts.items() if count < 7}
+    assert counts["a"] >= 7
+    assert clicks.rare == {"letter": (len(rare), len(counts), pytest.approx(sum(rare.values()) / len(trained)))}

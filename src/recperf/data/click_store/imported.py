@@ -96,6 +96,8 @@ class ImportedClicks(SplitRows):
             "fit": train_N[~chooses_N],
             "choose": train_N[chooses_N],
         }
+        self.rare: dict[str, tuple[int, int, float]] = {}
+        """Of the features with such: how many categories share row 0, of how many, and their share of training rows."""
         if earlier := self.manifest.earlier:
             self.tables = list(self.earlier_arrays("tables").values())
             self.scales, self.indicators = [NumberScale(*one) for one in earlier.scales], earlier.indicators
@@ -313,9 +315,13 @@ class ImportedClicks(SplitRows):
                     codes = ids_NS[:, edges[at] : edges[at + 1]]
                     count += np.bincount(codes[codes != EMPTY], minlength=len(count))
         tables = []
-        for size, count, has_list in zip(sizes, counts, listed):
+        for key, size, count, has_list in zip(self.keys, sizes, counts, listed):
             rows = np.full(size + 3, RARE, np.int32)
             frequent = count[1:] >= self.manifest.min_count if has_list else np.ones(size, np.bool_)
+            seen = count[1:] > 0
+            if (rare := seen & ~frequent).any():
+                share = float(count[1:][rare].sum() / count.sum())
+                self.rare[key] = int(rare.sum()), int(seen.sum()), share
             rows[1 : size + 1][frequent] = FIRST + np.arange(int(frequent.sum()), dtype=np.int32)
             rows[0], rows[-1] = MISSING, EMPTY
             tables.append(rows)
