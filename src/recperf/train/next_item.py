@@ -145,14 +145,14 @@ def baselines(data: NextItemData) -> dict[str, Scorer]:
     popularity_I = torch.from_numpy(item_counts(data).astype(np.float64))
     scorers: dict[str, Scorer] = {"popularity": lambda targets: popularity_I.expand(len(targets), -1)}
     if data.times_E is not None:
-        scorers["recent_popularity"] = _best(data, RecentPopularity.options(data))
-    scorers["item_to_item"] = _best(data, (option for decay in DECAYS for option in following(data, decay)))
+        scorers["recent_popularity"] = best(data, RecentPopularity.options(data))
+    scorers["item_to_item"] = best(data, (option for decay in DECAYS for option in following(data, decay)))
     alike = neighbours(data)
-    scorers["item_knn"] = _best(data, [replace(alike, decay=decay) for decay in DECAYS])
+    scorers["item_knn"] = best(data, [replace(alike, decay=decay) for decay in DECAYS])
     return scorers
 
 
-def _best(data: NextItemData, options: Iterable[Scorer]) -> Scorer:
+def best(data: NextItemData, options: Iterable[Scorer]) -> Scorer:
     """The option with the highest mean reciprocal rank of validation targets."""
     targets = data.validation()
     step = max(1, -(-len(targets) // COMPARED))

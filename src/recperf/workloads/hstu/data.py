@@ -24,6 +24,7 @@ from ...errors import DataError
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 from ...stop import poll
 from ...tasks import NEXT_ITEM
+from ...train.linear_items import linear_baseline
 from ...train.loop import Position
 from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
 from ...train.ranking import list_quality
@@ -130,7 +131,8 @@ class RankedSequences(Prepared):
 
     def ranking(self) -> RankedTargets:
         def ranked() -> dict[str, Tensor]:
-            rules = {**self.sequences.oracle(), **baselines(self.sequences.data)}
+            data = self.sequences.data
+            rules = {**self.sequences.oracle(), **baselines(data), **linear_baseline(data)}
             return {name: self.ranks(self.sequences.test, rule).ranks_N for name, rule in rules.items()}
 
         return RankedTargets(
