@@ -64,7 +64,8 @@ def _together(data: NextItemData) -> Tensor:
     pairs_P = torch.from_numpy(np.unique(rows_P * items + data.items_E[events_P] - 1))
     users_P, columns_P = pairs_P // items, pairs_P % items
     users, ones_P = len(train), torch.ones(len(pairs_P))
-    taken_IU = torch.sparse_coo_tensor(torch.stack([columns_P, users_P]), ones_P, (items, users)).coalesce()
+    places_P = torch.stack([columns_P, users_P])
+    taken_IU = torch.sparse_coo_tensor(places_P, ones_P, (items, users), check_invariants=True).coalesce()
     counts_II, size = torch.empty(items, items), max(1, _ENTRIES // max(1, users))
     for first in range(0, items, size):
         poll()
