@@ -1,34 +1,29 @@
-"""A shop's own log from its file to recommendations: every command takes the file as it is, in the shop's words."""
+"""A shop's own log from its file to recommendations: each command takes the file as it is, in the shop's words."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-Recperf = Callable[..., subprocess.CompletedProcess[str]]
+Recperf = Callable[..., str]
 SORTS = ("tea", "coffee", "cups", "books")
 
 
 @pytest.fixture
-def recperf(tmp_path: Path) -> Recperf:
-    """Runs a command of recperf in a process of its own, in the folder of the test."""
-    own = {"RECPERF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+def recperf(call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recperf:
+    """What a command prints; another exit code than expected is an error."""
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
 
-    def run(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-m", "recperf", *map(str, words)]
-        done = subprocess.run(arguments, cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True)
-        assert done.returncode == code, (words, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
+    def run(*words: object, code: int = 0) -> str:
+        found, out, err = call(*words)
+        assert found == code, (words, out, err)
+        return out + err
 
     return run
 
@@ -57,18 +52,18 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> 
     rows = purchases(tmp_path / "log.csv", start=datetime(2026, 1, 1, tzinfo=UTC), buyers=60)
     items = [f"P{number:02d},Product {number},{SORTS[number % 4]}\n" for number in range(60)]
     (tmp_path / "products.csv").write_text("".join(["sku,name,sort\n", *items]))
-    said = recperf("data", "import", "log.csv", "--items", "products.csv", "--name", "shop").stdout
+    said = recperf("data", "import", "log.csv", "--items", "products.csv", "--name", "shop")
     assert "recognised  by name: client (user), sku (item), stars (rating); by its values: happened (time)" in said
     assert "note: 1 row (0.1%) repeats the user, item, time and label of another" in said
     assert "next: recperf run hstu --data shop" in said
-    assert f"shop: {len(rows)} events of 60 users" in recperf("data", "info", "shop").stdout
+    assert f"shop: {len(rows)} events of 60 users" in recperf("data", "info", "shop")
 
     for name in ("hstu", "micro-dlrm"):
         recperf("run", name, "--data", "shop", "--run-dir", f"runs/{name}", "--train.max-steps", 8, "--no-peaks",
                 "--target.beat", "none", "--no-report", "--quiet")  # fmt: skip
         data = json.loads((tmp_path / "runs" / name / "data.json").read_text())
         assert data["split"] == "time"
-    listed = recperf("recommend", "runs/hstu", "--users", "c1", "c2", "--k", 3).stdout
+    listed = recperf("recommend", "runs/hstu", "--users", "c1", "c2", "--k", 3)
     assert listed.split()[:4] == ["client", "rank", "sku", "title"]
     assert "Product" in listed
     recperf("recommend", "runs/micro-dlrm", "--users", "c1", "--k", 3)
@@ -92,12 +87,12 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> 
     # New days go on with the model, and the old log is replaced only when no import fails.
     purchases(tmp_path / "new.csv", start=datetime(2026, 4, 1, tzinfo=UTC), buyers=62)
     recperf("data", "import", "new.csv", "--name", "shop", code=3)
-    said = recperf("data", "import", "new.csv", "--items", "products.csv", "--name", "shop", "--replace").stdout
+    said = recperf("data", "import", "new.csv", "--items", "products.csv", "--name", "shop", "--replace")
     assert "can no longer be resumed or scored: runs/hstu, runs/micro-dlrm" in said
-    refused = recperf("data", "remove", "shop", code=3).stderr
+    refused = recperf("data", "remove", "shop", code=3)
     assert "runs need shop to be resumed, scored or started from: runs/hstu, runs/micro-dlrm" in refused
     recperf("data", "remove", "shop", "--force")
-    assert "there is no dataset and no file 'shop'" in recperf("data", "remove", "shop", code=2).stderr
+    assert "there is no dataset and no file 'shop'" in recperf("data", "remove", "shop", code=2)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +105,15 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> 
     ],
 )
 def test_a_time_is_recognised_by_its_values(
-    call: Callable[..., tuple[int, str, str]], tmp_path: Path, columns: str, rows: list[str], message: str
+    recperf: Recperf, tmp_path: Path, columns: str, rows: list[str], message: str
 ) -> None:
     lines = [row.replace("{n}", str(number)) for row in rows for number in range(1, 10)]
     (tmp_path / "log.csv").write_text("\n".join([columns, *lines, ""]))
-    code, said, error = call("data", "import", "log.csv")
     if message:
-        assert (code, message in error) == (2, True)
-        assert "time, in dates" in call("data", "import", "log.csv", "--time", "sent")[1]
+        assert message in recperf("data", "import", "log.csv", code=2)
+        assert "time, in dates" in recperf("data", "import", "log.csv", "--time", "sent")
     else:
-        assert (code, error) == (0, "")
+        said = recperf("data", "import", "log.csv")
         assert f"by its values: {columns.split(',')[2]} (time)" in said
         assert "not used" in said
-        assert "the file has no time" in call("data", "import", "log.csv", "--name", "n", "--time", "none")[1]
+        assert "the file has no time" in recperf("data", "import", "log.csv", "--name", "n", "--time", "none")
