@@ -57,7 +57,7 @@ from _followed_advice import FOLLOWED, Followed
 from recperf.execution.script import Program, profile_program
 from recperf.machine import cpu_model, usable_cores
 from recperf.measure import peaks as machine_peaks
-from recperf.measure import profile
+from recperf.measure import advice_rules
 from recperf.measure.ceilings import measured_beside
 from recperf.measure.limits import NOT_JUDGED
 from recperf.measure.peaks.other_work import DISTURBED
@@ -83,8 +83,8 @@ def listening() -> Iterator[list[Evidence]]:
         heard.append((observed, facts, experiments or []))
         return rules(observed, ceilings, facts, experiments)
 
-    rules = profile.explain
-    with patch.object(profile, "explain", explain):
+    rules = advice_rules.explain
+    with patch.object(advice_rules, "explain", explain):
         yield heard
 
 
