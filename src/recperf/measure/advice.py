@@ -261,8 +261,8 @@ def copies(evidence: AdviceFacts) -> Advice | None:
 
 def rows_on_the_host(evidence: AdviceFacts) -> Advice | None:
     """Rows of tables that a device reads from the memory of the host."""
-    rows = [row for row in evidence.operators if row.linked]
-    goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.linked for row in rows)
+    rows = [row for row in evidence.operators if row.host_bytes]
+    goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.host_bytes for row in rows)
     seen = f"{names(rows)} read {number(moved)}B of rows from host memory: {evidence.cost(goes, rows)}." if rows else ""
     change = "EmbeddingLocation.DEVICE where the table fits, else MANAGED_CACHING with a larger cache_load_factor"
     return evidence.advice("host rows", seen, change, goes, evidence.stream_ms(moved))

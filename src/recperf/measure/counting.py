@@ -134,7 +134,7 @@ class Counter(DispatchMode):
                     known.add(address_of(tensor))
                     self._touch(work, tensor, 1)
             if spent.faults and not any(tensor.is_cuda for tensor in outputs):
-                work.fresh = min(spent.faults * PAGE, sum(size_of(tensor) for tensor in outputs))
+                work.new_bytes = min(spent.faults * PAGE, sum(size_of(tensor) for tensor in outputs))
         work.stack = self.stacks.of(sys._getframe(1))
         self.steps[-1].append(work)
         return result
@@ -172,7 +172,7 @@ class Counter(DispatchMode):
             if address_of(part) not in known:
                 self._touch(work, part, 1)
         if faults and not any(tensor.is_cuda for tensor in outputs):
-            work.fresh = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs) or faults * PAGE)
+            work.new_bytes = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs) or faults * PAGE)
         return work
 
     def _touch(self, work: CallWork, tensor: Tensor, factor: int) -> None:
@@ -180,15 +180,15 @@ class Counter(DispatchMode):
         if size:
             work.bytes += factor * size
             if self._memory.touch(address_of(tensor), size):
-                work.beyond += factor * size
+                work.memory_bytes += factor * size
 
     def _count_rows(self, work: CallWork, rows: RandomRows) -> None:
         """Count the random rows; those that are updated are read and written back."""
         count = rows.ids.numel()
         if not count or not rows.table_rows:
             return
-        if rows.linked:
-            work.linked = count * rows.accesses * rows.row_bytes
+        if rows.in_host_memory:
+            work.host_bytes = count * rows.accesses * rows.row_bytes
             return
         work.row_bytes, work.table_rows = max(1, rows.row_bytes), rows.table_rows
         work.rows = count * rows.accesses
@@ -249,10 +249,10 @@ class _Memory:
     def touch(self, key: Any, size: int) -> bool:
         """Whether these bytes come from memory; they are the latest ones from now on."""
         self.touched += size
-        beyond = size > self.knee or not self._cached(key, size)
+        from_memory = size > self.knee or not self._cached(key, size)
         self._order.pop(key, None)
         self._order[key] = self._step[key] = size
-        return beyond
+        return from_memory
 
     def _cached(self, key: Any, size: int) -> bool:
         if key not in self._order:
@@ -290,16 +290,16 @@ def _resolve_rows(steps: list[list[CallWork]], knee: int, step_bytes: int) -> No
                 before.ids[1] for before in group[:position] if before.ids and work.position - before.position <= knee
             ]
             if step_bytes <= knee and table_bytes <= knee:
-                work.missed = 0
+                work.memory_rows = 0
                 continue
-            missed = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
+            memory_rows = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
             if position and work.position <= knee:
                 # All steps so far fit the cache: it also holds rows of steps before them, drawn as these were.
                 drawn = sum(before.distinct for before in group[:position]) / max(1, work.position) * knee
-                missed = min(missed, round(ids.numel() * math.exp(-drawn / max(1, work.table_rows))))
+                memory_rows = min(memory_rows, round(ids.numel() * math.exp(-drawn / max(1, work.table_rows))))
             # A row that one call uses twice is cached the second time if all rows of the call are.
             again = (work.rows - work.distinct) * (1 - min(1.0, knee / max(1, work.distinct * work.row_bytes)))
-            work.missed = min(work.rows, round(missed + again * missed / max(1, ids.numel())))
+            work.memory_rows = min(work.rows, round(memory_rows + again * memory_rows / max(1, ids.numel())))
     for work in (work for step in steps for work in step):
         work.ids = None
 

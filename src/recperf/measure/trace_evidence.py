@@ -110,7 +110,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         times.on_device(nesting, device, {})
         waits = dict(device.waits)
     else:
-        works.add_fresh(times.calls)
+        works.add_first_touches(times.calls)
         waits = {
             "input": times.input_us, "communication": times.communication_us, "blocked": times.blocked_us,
             "python": times.outside_us,
@@ -160,12 +160,12 @@ class _Works:
             self._known[id(work), tf32] = replace(
                 work,
                 precision="tf32" if tf32 else work.precision,
-                beyond=streamed if streamed > stream_knee else 0,
-                missed=work.rows * (1 - knee / table) if table > knee else 0,
+                memory_bytes=streamed if streamed > stream_knee else 0,
+                memory_rows=work.rows * (1 - knee / table) if table > knee else 0,
             )
         return self._known[id(work), tf32]
 
-    def add_fresh(self, calls: Iterable[OperatorCall]) -> None:
+    def add_first_touches(self, calls: Iterable[OperatorCall]) -> None:
         """Find the calls that write into new memory: they allocate it, and take as long as that costs."""
         for call in calls:
             written = call.work.written if call.work and self._ceilings else 0
@@ -175,7 +175,7 @@ class _Works:
             while above != NONE and not creates(self._nesting.events[above].name):
                 above = self._nesting.above(self._nesting.parent[above], "op")
             if above != NONE or not call.name.endswith("_"):
-                call.work = replace(call.work, fresh=written)  # type: ignore[type-var]
+                call.work = replace(call.work, new_bytes=written)  # type: ignore[type-var]
 
 
 def qualified(
