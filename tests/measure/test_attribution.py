@@ -18,8 +18,8 @@ from recperf.measure.records import Observed, Operator, Percentiles
 
 EXACT = Ceilings(
     device="cpu", threads=1, flops={"float32": 1000.0, "float64": 500.0}, special=1000.0, stream=1000.0, cached=4000.0,
-    first_touch=500.0, link=1000.0, knee=1024, stream_knee=1024, largest_cache=1024, rows_memory=((64, 1e6),),
-    rows_cache=((64, 0.25e6),), calls={"elementwise": 1e6, "product": 2e6}, kernel_ns=1e6,
+    first_touch=500.0, link=1000.0, cache_bytes=1024, stream_cache_bytes=1024, largest_cache=1024,
+    rows_memory=((64, 1e6),), rows_cache=((64, 0.25e6),), calls={"elementwise": 1e6, "product": 2e6}, kernel_ns=1e6,
 )  # fmt: skip
 """1 ms: a FLOP, a function such as exp, a streamed byte, 4 cached bytes, a row from memory, 4 cached rows, a call, a
 kernel. 2 ms: a byte of new memory, a FLOP in float64, a call of a product."""

@@ -37,8 +37,9 @@ from recperf.measure.records import (
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11, "bfloat16": 2e11}, stream=2e10, cached=1e11, first_touch=2e9,
-    link=5e10, knee=1 << 20, stream_knee=1 << 20, largest_cache=1 << 20, rows_memory=((64, 164.0), (1064, 1164.0)),
-    rows_cache=((64, 10.0),), calls={"elementwise": 1000.0}, kernel_ns=2000.0,
+    link=5e10, cache_bytes=1 << 20, stream_cache_bytes=1 << 20, largest_cache=1 << 20,
+    rows_memory=((64, 164.0), (1064, 1164.0)), rows_cache=((64, 10.0),), calls={"elementwise": 1000.0},
+    kernel_ns=2000.0,
 )  # fmt: skip
 """A random row takes 100 ns and 1 ns for each byte."""
 QUIET = {"other_work": 0.0, "preempted": 0.0, "scale": 1.0, "steps": ObservedSteps(9, 6, 2, 1)}

@@ -56,7 +56,9 @@ def test_tables_with_a_sparse_gradient() -> None:
     assert (advice.change, advice.settings) == ("nn.Embedding(10000, 16, sparse=True)", {"sparse": [[10_000, 16]]})
     # Both tables together fit a cache of 1.28 MB.
     for knee, ns in ((1_280_000, 10.0), (1_279_999, 100.0)):
-        cached = facts_of(*LOOKUPS, UPDATE, facts=program(ADAGRAD), seen=PYTHON, ceilings=replace(CPU, knee=knee))
+        cached = facts_of(
+            *LOOKUPS, UPDATE, facts=program(ADAGRAD), seen=PYTHON, ceilings=replace(CPU, cache_bytes=knee)
+        )
         assert after(rules.dense_table(cached)) == pytest.approx(56 + 1800 * ns / 1e6 + 0.18)
     sgd = changed(ADAGRAD, kind="SGD")
     step = facts_of(*LOOKUPS, changed(UPDATE, part="optimizer SGD.step"), facts=program(sgd))

@@ -86,14 +86,14 @@ class AdviceFacts:
         """Time to pass over so many bytes; in a fused AdamW at the rate that this reaches."""
         if self.ceilings is None:
             return 0.0
-        rate = self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached
+        rate = self.ceilings.stream if moved > self.ceilings.stream_cache_bytes else self.ceilings.cached
         return moved / ((adamw and self.ceilings.adamw) or rate) * 1e3
 
     def rows_ms(self, accesses: float, row_bytes: int, table_bytes: float) -> float:
         """Time of so many accesses of random rows of tables of this size."""
         if self.ceilings is None:
             return 0.0
-        return accesses * self.ceilings.row_ns(row_bytes, cached=table_bytes <= self.ceilings.knee) / 1e6
+        return accesses * self.ceilings.row_ns(row_bytes, cached=table_bytes <= self.ceilings.cache_bytes) / 1e6
 
     @property
     def busy(self) -> str:

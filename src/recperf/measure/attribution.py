@@ -85,11 +85,11 @@ def classify(operator: Operator, ceilings: Ceilings | None, inside: float) -> Di
 def _rows_by_time(operator: Operator, ceilings: Ceilings | None) -> Operator:
     """The operator with all its random rows from memory, if it took nearer to that than to what was counted.
 
-    Rows of a table beyond the knee count as cached where they were used shortly before. A cache that is shared with
-    other work, or holds less under this step than when the knee was measured, has lost them by then.
+    Rows of a table larger than the cache count as cached where they were used shortly before. A cache that is
+    shared with other work, or holds less under this step than when its size was measured, has lost them by then.
     """
     rows, memory_rows, row_bytes = operator.rows, operator.memory_rows, operator.row_bytes or 0
-    if ceilings is None or rows <= memory_rows or (operator.table_rows or 0) * row_bytes <= ceilings.knee:
+    if ceilings is None or rows <= memory_rows or (operator.table_rows or 0) * row_bytes <= ceilings.cache_bytes:
         return operator
     memory = rows * ceilings.row_ns(row_bytes) / 1e6
     counted = (

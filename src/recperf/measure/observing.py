@@ -58,7 +58,7 @@ WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 
 
-Knees = Callable[[str], tuple[int, int]]
+CacheSizes = Callable[[str], tuple[int, int]]
 """The bytes beyond which random rows, and streams, come from memory; by device."""
 
 
@@ -72,14 +72,14 @@ class Observer:
     def __init__(
         self,
         *,
-        knees: Knees,
+        cache_sizes: CacheSizes,
         model: nn.Module | None = None,
         light: bool = False,
         counts: Counts | None = None,
         spans: bool = False,
         about: dict[str, Any] | None = None,
     ):
-        self.knees, self.model, self.light = knees, model, light
+        self.cache_sizes, self.model, self.light = cache_sizes, model, light
         self.most_plain, self.counts = MOST_PLAIN, counts
         self._about = about
         self.expected: int | None = ENDLESS
@@ -394,7 +394,7 @@ class Observer:
     def _start_counting(self) -> None:
         self._enter("counted")
         on_device = self.recording is not None and self.recording.on_device
-        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"), self.stacks)
+        self.counter = Counter(*self.cache_sizes(torch.cuda.get_device_name() if on_device else "cpu"), self.stacks)
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))

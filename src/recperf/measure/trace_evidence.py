@@ -1,7 +1,7 @@
 """Turns any trace of torch.profiler into plain figures about a step, as evidence.py does for steps that recperf runs.
 
 A trace has the times and the sizes of operators, but no clock of the thread and no addresses: which bytes come from
-memory follows from the size of an operator's tensors against the knee of the caches. Torch-free.
+memory follows from the size of an operator's tensors against the measured size of the caches. Torch-free.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Works:
 
     def __init__(self, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> None:
         self._nesting, self._ceilings = nesting, ceilings
-        self._knees = (ceilings.knee, ceilings.stream_knee) if ceilings else (MAPPED, MAPPED)
+        self._cache_sizes = (ceilings.cache_bytes, ceilings.stream_cache_bytes) if ceilings else (MAPPED, MAPPED)
         inside = [i for i, event in enumerate(nesting.events) if event.kind == "op" and window.holds(event.start)]
         self.sized = any(nesting.events[i].shapes for i in inside)
         self._works = counted(nesting, inside)
@@ -155,13 +155,13 @@ class _Works:
         if work is None:
             return None
         if (id(work), tf32) not in self._known:
-            knee, stream_knee = self._knees
+            cache_bytes, stream_cache_bytes = self._cache_sizes
             streamed, table = work.bytes - work.rows * work.row_bytes, work.table_rows * work.row_bytes
             self._known[id(work), tf32] = replace(
                 work,
                 precision="tf32" if tf32 else work.precision,
-                memory_bytes=streamed if streamed > stream_knee else 0,
-                memory_rows=work.rows * (1 - knee / table) if table > knee else 0,
+                memory_bytes=streamed if streamed > stream_cache_bytes else 0,
+                memory_rows=work.rows * (1 - cache_bytes / table) if table > cache_bytes else 0,
             )
         return self._known[id(work), tf32]
 
