@@ -15,7 +15,7 @@ import numpy as np
 from .. import places
 from ..errors import DataError, MachineError, UsageError
 from ..files import sha256
-from ..folders import fresh_folder
+from ..folders import new_folder
 from ..stop import poll
 from . import datasets, movielens, movielens_like
 from .config import MovieLensConfig
@@ -54,7 +54,7 @@ def get(name: str, *, say: Say, url: str = URL) -> dict[str, object]:
         say(f"{name} is already in {folder}, intact")
         return {**answer, "downloaded": False}
     say(f"{name}: {LICENCE[name]}")
-    with fresh_folder(folder, ours="|".join((*movielens.FILES, "README"))) as draft:
+    with new_folder(folder, ours="|".join((*movielens.FILES, "README"))) as draft:
         if folder.exists():
             say(f"the content of {folder} is not the published dataset and will be replaced")
         say(f"downloading {url}")

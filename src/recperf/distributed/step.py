@@ -94,7 +94,7 @@ class Reduction:
     ranks the order of a sum depends on the place in a message, and a resumed run begins with such a step.
 
     DistributedDataParallel is not used. Its first step has other buckets than those after it, so three ranks resume
-    with other bits. It hears of gradients from a single backward pass of autograd, where most models here write theirs
+    with other bits. It gets gradients from a single backward pass of autograd, where most models here write theirs
     out or cut it into parts with names. And a short step takes longer with it (benchmarks/rank_gradients.py).
     """
 

@@ -105,7 +105,7 @@ class ThreadClock:
 
 
 class SpanRanges:
-    """Hears the spans of recperf's own steps."""
+    """Listens to the spans of recperf's own steps."""
 
     def __init__(self, observer: Any) -> None:
         # An Observer, whose module imports this one.

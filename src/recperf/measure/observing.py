@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _push_mode
 
-from ..ops.operators import fast_range, hear_calls, recorded
+from ..ops.operators import fast_range, recorded, set_call_listener
 from .clocks import (
     MOST_PLAIN,
     TRACED,
@@ -367,8 +367,8 @@ class Observer:
             self._stack.enter_context(module_ranges(self.model))
         if self._spans:
             listen(self._spans)
-        hear_calls(recorded)
-        self._stack.callback(hear_calls, None)
+        set_call_listener(recorded)
+        self._stack.callback(set_call_listener, None)
         self._open_range()
 
     def _open_range(self) -> None:
@@ -400,8 +400,8 @@ class Observer:
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         self.counter.__enter__()  # type: ignore[no-untyped-call]
         self._stack.callback(self._end_counter, self.counter)
-        hear_calls(self.counter.native)
-        self._stack.callback(hear_calls, None)
+        set_call_listener(self.counter.native)
+        self._stack.callback(set_call_listener, None)
         self.counter.begin_step()
 
     def _end_counter(self, counter: Counter) -> None:

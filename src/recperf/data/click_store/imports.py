@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...config import to_json
 from ...errors import DataError
 from ...files import sha256, write_json
-from ...folders import fresh_folder
+from ...folders import new_folder
 from ...jsonfile import as_json, sealed
 from ..rows import in_blocks, pyarrow
 from ..user_files import values as sql
@@ -97,7 +97,7 @@ def import_clicks(
                 fix="--replace imports this file in its place; or another --name",
             )
         return manifest
-    with fresh_folder(folder, fix=RESTART) as draft:
+    with new_folder(folder, fix=RESTART) as draft:
         with open_database(draft / "rows", memory=options.memory_mib << 20) as connection:
             bad = BadRows(source.path, options.skip_bad)
             load_file(connection, source, reading, bad)

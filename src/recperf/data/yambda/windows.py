@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, MachineError
 from ...files import require_writable, write_atomic, write_json
-from ...folders import fresh_folder, one_at_a_time
+from ...folders import new_folder, one_at_a_time
 from ...jsonfile import Struct, as_json, read_sealed, sealed
 from ...ops.hashing import GOLDEN, finalise_numpy_
 from ...places import home
@@ -142,7 +142,7 @@ class WindowIndex:
         with one_at_a_time(place / f"{key}.lock"):
             if (index := _read(place / key, store, config, source)) is None:
                 # A damaged index of ours is replaced.
-                with fresh_folder(place / key, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
+                with new_folder(place / key, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
                     build(store, draft, source)
                 index = _read(place / key, store, config, source)
         if index is None:

@@ -95,12 +95,12 @@ class Slots:
 
     def _free(self, count: int) -> Longs | None:
         """Slots for so many rows: those that never held one, then those of rows that leave."""
-        fresh = np.arange(self._filled, min(self._filled + count, len(self)))
-        leaving = self._leaving(count - len(fresh))
-        if len(fresh) + len(leaving) < count:
+        unused = np.arange(self._filled, min(self._filled + count, len(self)))
+        leaving = self._leaving(count - len(unused))
+        if len(unused) + len(leaving) < count:
             return None
-        self._filled += len(fresh)
-        return np.concatenate([fresh, leaving])
+        self._filled += len(unused)
+        return np.concatenate([unused, leaving])
 
     def _leaving(self, count: int) -> Longs:
         """Up to so many slots of rows that no batch in flight uses: those with the lowest score, as well as a sample
