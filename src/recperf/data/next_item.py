@@ -68,8 +68,8 @@ class NextItemData:
     times_E: Longs | None
     """Seconds; None where the file has no times, only an order."""
     split: SplitRule = "leave-one-out"
-    moments: tuple[int, int] | None = None
-    """With a split by time: validation begins at the first moment and the test at the second."""
+    split_times: tuple[int, int] | None = None
+    """With a split by time: when validation begins, and when the test does."""
     store: EventStore | None = None
     padding_id: int = 0
     """Item k has the number k + padding_id in the store: 0, or -1 if the store has events of its item 0."""
@@ -101,7 +101,7 @@ class NextItemData:
             items_E=(items_E - padding_id).astype(np.int32),
             times_E=times_E,
             split=split,
-            moments=None if split == "leave-one-out" else _moments(store, times_E, held_out),
+            split_times=None if split == "leave-one-out" else _split_times(store, times_E, held_out),
             store=store,
             padding_id=padding_id,
         )
@@ -144,15 +144,15 @@ class NextItemData:
 
     def _first_from(self, part: int) -> Longs:
         """Position of each user's first event at or after a moment; the end of the user's events if there is none."""
-        assert self.moments is not None
+        assert self.split_times is not None
         assert self.times_E is not None
-        before_E1 = np.concatenate([[0], np.cumsum(self.times_E < self.moments[part])])
+        before_E1 = np.concatenate([[0], np.cumsum(self.times_E < self.split_times[part])])
         begins_U = self.offsets_U1[:-1]
         first_U: Longs = begins_U + before_E1[self.offsets_U1[1:]] - before_E1[begins_U]
         return first_U
 
 
-def _moments(store: EventStore, times_E: Longs | None, held_out: float) -> tuple[int, int]:
+def _split_times(store: EventStore, times_E: Longs | None, held_out: float) -> tuple[int, int]:
     """When validation and test begin, so that each has half of the held-out events."""
     if times_E is None:
         what = f"{store.name} has no times, only {store.time_order}: it cannot be split by time"

@@ -27,7 +27,7 @@ AT_ONCE = 1 << 20
 Longs = NDArray[np.int64]
 
 
-class Moments:
+class RowQueries:
     """The own ids of a store's users and items, and its events by user and time."""
 
     def __init__(self, store: EventStore) -> None:
