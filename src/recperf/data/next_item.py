@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .yambda.item_features import ItemValues, item_values
-from .yambda.schema import LIKE, LISTEN_PLUS, POOLS
+from .yambda.schema import ACTION_BITS, LIKE, LISTEN_PLUS
 from .yambda.store import EventStore
 
 SplitRule = Literal["leave-one-out", "time"]
@@ -85,7 +85,7 @@ class NextItemData:
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
         imported = store.imported
         labelled = imported is None or imported.options.label is not None
-        chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else POOLS)) > 0
+        chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else ACTION_BITS)) > 0
         if not chosen_E.any():
             what = f"no event of {store.name} says that a user took an item"
             raise DataError(what, where={"store": store.folder}, fix="check the label that was imported")

@@ -156,9 +156,9 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
     # Events are sorted by time, so that only the first and last of each user are read.
     first = int(store.times_E[store.user_first_U1[:-1]].min())
     last = int(store.times_E[store.user_first_U1[1:] - 1].max())
-    pools = dict(manifest.by_pool)
+    actions = dict(manifest.by_pool)
     if store.imported and store.imported.negatives:
-        pools["drawn"] = store.imported.negatives.drawn
+        actions["drawn"] = store.imported.negatives.drawn
     # A store too small for any anchor has no windows but can be described.
     index = None
     with suppress(NoAnchors):
@@ -183,7 +183,7 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
         "last_time": last,
         **_imported(store),
         "by_type": manifest.by_type,
-        "shares": {name: count / store.events for name, count in pools.items()},
+        "shares": {name: count / store.events for name, count in actions.items()},
         "events_per_user": _spread(lengths_U),
         "windows": {
             "seconds": windows.seconds,

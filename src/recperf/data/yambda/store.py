@@ -60,7 +60,7 @@ class EventStore:
     catalogue_I2: NDArray[np.uint32]
     """Artist and album of every item; 0 where unknown."""
     packed_kinds_E: Column | None = None
-    """With layout packed: pools, organic and type of every event in one byte, see schema.py."""
+    """With layout packed: actions, organic and type of every event in one byte, see schema.py."""
     flags: tuple[Column, Column, Column, Column] | None = None
     """With layout reference: listen-plus, like, skip, organic."""
     types_E: Column | None = None

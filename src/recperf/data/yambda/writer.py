@@ -253,8 +253,8 @@ class StoreWriter:
         manifest.by_type = {
             name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)
         }
-        pools = (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
-        manifest.by_pool = {name: int(by_kind[(kinds & bit) > 0].sum()) for name, bit in pools}
+        actions = (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
+        manifest.by_pool = {name: int(by_kind[(kinds & bit) > 0].sum()) for name, bit in actions}
         manifest.columns = {name: stored_column(self.draft, name) for name in sorted(COLUMNS)}
         manifest.digest = content_digest(manifest.columns)
 
