@@ -98,13 +98,13 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
-def open_linked(path: Path) -> BinaryIO:
+def open_dataset_file(path: Path) -> BinaryIO:
     """Open a file of a dataset, which may be a link to a file, but not to a fifo or a device."""
     return open(open_regular(Path(os.path.realpath(path))), "rb")
 
 
-def read_linked(path: Path) -> bytes:
-    with open_linked(path) as file:
+def read_dataset_file(path: Path) -> bytes:
+    with open_dataset_file(path) as file:
         return file.read()
 
 
@@ -272,7 +272,7 @@ def make_folder(folder: Path) -> None:
 
 def sha256(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
     """The digest of a file's content; `progress` receives the number of bytes of each block read."""
-    with open_linked(path) as file:
+    with open_dataset_file(path) as file:
         return digest_of(file, progress=progress)
 
 

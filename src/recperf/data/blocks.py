@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, MachineError
-from ..files import NOT_FILES, digest_of, open_linked
+from ..files import NOT_FILES, digest_of, open_dataset_file
 from ..jsonfile import Count, Struct
 from ..machine import usable_cores
 
@@ -155,7 +155,7 @@ class StoredColumn(Struct, omit_defaults=True):
     ) -> Column:
         """The file as a column, mapped shared and read-only, of `width` values in a row (0: one, not in a list)."""
         try:
-            with open_linked(path) as file:
+            with open_dataset_file(path) as file:
                 size = file.seek(0, 2)
                 content = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b""
         except OSError as error:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from .. import places
 from ..config import require
 from ..errors import DataError, MachineError, UsageError, did_you_mean
-from ..files import read_linked, reading, sha256
+from ..files import read_dataset_file, reading, sha256
 from ..jsonfile import Struct, read_sealed
 
 
@@ -261,7 +261,7 @@ def read_sums(path: Path) -> dict[str, str]:
     """The sum of each file by its path below the folder, from lines of a sum, two spaces and a path."""
     try:
         with reading(path):
-            lines = read_linked(path).decode().splitlines()
+            lines = read_dataset_file(path).decode().splitlines()
     except UnicodeDecodeError:
         raise DataError("the list of sums is not text", where={"file": path}, fix="check --sums") from None
     except OSError as error:

@@ -79,7 +79,7 @@ class EventsOnDevice:
         self.times_E = None if data.times_E is None else torch.from_numpy(data.times_E).to(device)
 
     def batch(self, begins_B: Tensor, lengths_B: Tensor) -> SequenceBatch:
-        """Sequences of so many positions, by their first event. The event after the last position is its target, so it
+        """Sequences of these lengths, by their first event. The event after the last position is its target, so it
         must exist. Begins and lengths are on the host: nothing waits for the device."""
         offsets_B1 = torch.zeros(len(lengths_B) + 1, dtype=torch.int64)
         torch.cumsum(lengths_B, 0, out=offsets_B1[1:])

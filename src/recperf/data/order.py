@@ -37,7 +37,7 @@ class RankPart:
     ranks: int = 1
 
     def own(self, samples: int) -> range:
-        """Their places in a batch of so many samples."""
+        """Their positions in a batch of this many samples."""
         return range(self.rank, samples, self.ranks)
 
     def made(self, samples: int) -> range:

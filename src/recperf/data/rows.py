@@ -104,7 +104,7 @@ class BadRow(DataError):
         self.row, self.value = row, what
 
     def after(self, rows: int, path: Path) -> DataError:
-        """The same error of a table that follows so many rows of a file."""
+        """The same error of a table that follows `rows` rows of a file."""
         return DataError(f"row {rows + self.row + 1:,}: {self.value}", where={"file": path}, fix=self.fix)
 
 

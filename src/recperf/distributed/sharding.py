@@ -202,7 +202,7 @@ class LocalRows:
             self.tiers = open_tiers(rows, tiers, dim=self.width, state=state, device=device, memory=self._allocate)
 
     def _allocate(self, count: int) -> list[Tensor]:
-        """The memory of so many rows: weights, and the states of the optimizer."""
+        """The memory of `count` rows: weights, and the states of the optimizer."""
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (

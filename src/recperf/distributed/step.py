@@ -214,7 +214,7 @@ class Reduction:
 
 
 def cut(sizes: list[int], least: int) -> list[tuple[int, int]]:
-    """Consecutive runs of at least so many bytes, as (start, stop); only the last may have fewer."""
+    """Consecutive runs of at least `least` bytes, as (start, stop); only the last may have fewer."""
     runs, start, held = [], 0, 0
     for stop, size in enumerate(sizes, 1):
         held += size

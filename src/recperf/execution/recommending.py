@@ -116,7 +116,7 @@ def recommend(
         elif exclude_seen:
             seen = list(histories or ())
         if served.pass_per_item and histories is None and meeting is not None:
-            # With so many passes of the model a chunk has one user.
+            # With one pass of the model per item a chunk has one user.
             logits_UI = torch.stack([likely_logits(model, ids[:1], meeting[0], k, seen[0] if seen else None)])
         else:
             logits_UI = model.rank(ids, histories)

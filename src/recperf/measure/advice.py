@@ -76,21 +76,21 @@ class AdviceFacts:
         return sum(ms for part, ms in self.observed.optimizer_python.items() if part.startswith(f"optimizer {kind}."))
 
     def calls_ms(self, calls: float) -> float:
-        """What so many calls of operators cost, whatever they compute."""
+        """What `calls` calls of operators cost, whatever they compute."""
         if self.ceilings is None:
             return 0.0
         rates = self.ceilings.calls
         return calls * (rates.get("index", rates["elementwise"]) if self.on_cpu else self.ceilings.kernel_ns) / 1e6
 
     def stream_ms(self, moved: float, *, adamw: bool = False) -> float:
-        """Time to pass over so many bytes; in a fused AdamW at the rate that this reaches."""
+        """Time to read or write `moved` bytes; in a fused AdamW at the rate that this reaches."""
         if self.ceilings is None:
             return 0.0
         rate = self.ceilings.stream if moved > self.ceilings.stream_cache_bytes else self.ceilings.cached
         return moved / ((adamw and self.ceilings.adamw) or rate) * 1e3
 
     def rows_ms(self, accesses: float, row_bytes: int, table_bytes: float) -> float:
-        """Time of so many accesses of random rows of tables of this size."""
+        """Time of this many accesses of random rows of tables of this size."""
         if self.ceilings is None:
             return 0.0
         return accesses * self.ceilings.row_ns(row_bytes, cached=table_bytes <= self.ceilings.cache_bytes) / 1e6
@@ -119,7 +119,7 @@ class AdviceFacts:
         return min(self.step_ms, max(self.observed.host_ms or waits, least))
 
     def queue_ms(self, kernels: float, calls: float = 0.0) -> float:
-        """Host time of queueing so many kernels from Python, and of calls that queue none."""
+        """Host time of queueing `kernels` kernels from Python, and of calls that queue none."""
         if self.ceilings is None or not self.counts_host:
             return 0.0
         return (kernels * self.ceilings.queue_ns + calls * self.ceilings.calls.get("view", 0.0)) / 1e6

@@ -48,7 +48,7 @@ FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
 FEW = 12
 """A loop of so few steps leaves no time for more than that."""
 SHORT, PLAIN_FIRST = 30, 8
-"""A loop of this many steps has time for so many plain ones before those that are traced."""
+"""A loop of SHORT steps has time for PLAIN_FIRST plain ones before those that are traced."""
 LONG = 60
 """A loop of this many steps is long enough for the usual order, with a third of them timed."""
 ENDLESS = 1 << 30

@@ -84,7 +84,7 @@ class ServedClicks(Served):
         return inputs.take(np.arange(min(rows, len(inputs))))
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Whole batches of so many rows, the last one shorter."""
+        """Divide `rows` rows into blocks of whole batches, the last one shorter."""
         size = self.block_rows // self.batch_size * self.batch_size
         for first in range(0, rows, size):
             yield first, min(first + size, rows)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import read_linked, sha256
+from ...files import read_dataset_file, sha256
 from ...jsonfile import Struct
 from ...stop import poll
 from ..blocks import Column, StoredColumn
@@ -182,7 +182,7 @@ def read_vocabulary(folder: Path, stored: StoredVocabulary) -> Vocabulary:
     """Open a vocabulary, compared with its digest."""
     path = folder / Path(stored.file).name
     try:
-        content = read_linked(path)
+        content = read_dataset_file(path)
     except OSError:
         raise damaged(path, "cannot be read") from None
     if hashlib.sha256(content).hexdigest() != stored.sha256:

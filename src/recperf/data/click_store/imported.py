@@ -31,7 +31,7 @@ RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
 _AT_ONCE = 1 << 18
 _MOST_FITTED = 1_000_000
-"""Training rows by which numbers are scaled: all, or so many at equal distances."""
+"""Training rows by which numbers are scaled: all, or this many at equal distances."""
 _LARGEST = 10.0
 """Scaled numbers are cut at plus and minus this many deviations."""
 

@@ -222,7 +222,7 @@ class _Build:
             raise self.raw.error(
                 f"column {name!r} has about {distinct:,} categories, too many to list in "
                 f"{self.options.memory_mib:,} MiB",
-                "--hash 1000000 hashes categories to so many rows; or a larger --memory-mib",
+                "--hash 1000000 hashes categories to 1,000,000 rows; or a larger --memory-mib",
             )
 
     def _write(self, manifest: ClickManifest, more: dict[str, str], progress: Progress) -> Arrays:

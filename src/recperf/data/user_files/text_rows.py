@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import open_linked
+from ...files import open_dataset_file
 from ...jsonfile import Struct
 from ...stop import poll
 from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, unreadable
@@ -99,7 +99,7 @@ class TextBlock:
 def read_blocks(source: Source, bad: BadRows) -> Generator[TextBlock, None, None]:
     """The rows of a text file after its header; bad ones are left out and recorded."""
     number, rest = 0 if source.has_header else 1, b""
-    with open_linked(source.path) as file:
+    with open_dataset_file(source.path) as file:
         stream = gzip.GzipFile(fileobj=file) if source.gzipped else file
         text, first = b"begin", True
         while text:
@@ -208,7 +208,7 @@ class _Rows:
         return block, self.next
 
     def _faults(self, content: bytes, kept_N: NDArray[np.bool_], most: int) -> dict[int, tuple[str, str]]:
-        """What is wrong with rows, by their place in the block: all, or the first so many of a kind."""
+        """What is wrong with rows, by their position in the block: all, or the first `most` of a kind."""
         faults: dict[int, tuple[str, str]] = {}
         if b"\0" in content:
             for at in np.searchsorted(self.ends_N, np.flatnonzero(self.codes == 0)[: 2 * most], side="right").tolist():

@@ -147,7 +147,7 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
 
 def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Facts:
     """Everything that `data info` prints. Without a minimum of histories it is that of the benchmark, or 100 if fewer
-    than a tenth of the users have so many events."""
+    than a tenth of the users have that many events."""
     manifest, lengths_U = store.manifest, np.diff(store.user_first_U1)
     if min_history is None:
         full = HistoryConfig().length

@@ -203,7 +203,7 @@ def _complete(folder: Path, name: str) -> bool:
 def _recorded(folder: Path) -> dict[str, HubFile]:
     """Recorded downloads of the pinned revision."""
     try:
-        record = require(read(folder / RECORD, linked=True), Record, folder / RECORD, what="is damaged")
+        record = require(read(folder / RECORD, follow_links=True), Record, folder / RECORD, what="is damaged")
     except DataError:
         return {}
     return record.files if (record.repository, record.revision) == (REPOSITORY, REVISION) else {}

@@ -140,7 +140,7 @@ class _Had:
         self._others = np.zeros(0, np.uint32)
 
     def has(self, users_N: Longs, items_N: Longs, before_N: Longs) -> NDArray[np.bool_]:
-        """Whether these users have these items after so many of the part's first times."""
+        """Whether these users have these items after the first `before_N` of the chunk's first times."""
         had = self._before.of_last_user(users_N) & self._before.had_earlier(items_N)
         if len(self._keys_F):
             keys_N = users_N * (self._before.items + 1) + items_N
@@ -149,7 +149,7 @@ class _Had:
         return had
 
     def others(self, user: int, before: int) -> NDArray[np.uint32]:
-        """The items that a user does not have after so many first times, ascending; asked for in ascending order."""
+        """The items that a user does not have after the first `before` times, ascending; `before` only grows."""
         if user != self._user:
             self._user, self._others = user, self._before.never_had(user)
             self._counted = int(np.searchsorted(self._users_F, user))

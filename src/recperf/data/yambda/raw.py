@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ... import units
 from ...errors import DataError, MachineError
-from ...files import open_linked, sha256
+from ...files import open_dataset_file, sha256
 from ...jsonfile import Struct, require
 from ..rows import one_array, pyarrow
 from .manifest import EventManifest
@@ -229,7 +229,7 @@ def _refused(path: Path, row: int, what: str) -> DataError:
 
 def identity_of(path: Path) -> dict[str, str | int]:
     """Name, length and digest of the footer of a parquet file, which has sizes and statistics of every part."""
-    with reading(path), open_linked(path) as file:
+    with reading(path), open_dataset_file(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))
         length = int.from_bytes(file.read(8)[:4], "little")

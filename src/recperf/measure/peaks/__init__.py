@@ -268,7 +268,7 @@ def read_file(path: Path) -> Peaks:
 def _content(path: Path, *, printed: bool = False) -> Peaks:
     """The checked content of a file, which has no seal where it was `printed`."""
     try:
-        content = load_json(path, linked=not printed, named=printed)
+        content = load_json(path, follow_links=not printed, named=printed)
     except OSError as error:
         what = f"the file of ceilings cannot be read: {error.strerror or error}"
         if printed:

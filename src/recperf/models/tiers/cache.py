@@ -37,7 +37,7 @@ POLL_S = 1e-3
 Initial = Callable[[str, Tensor], Tensor]
 """Computes the initial weights of rows of the table with a name, on the device of the rows."""
 Memory = Callable[[int], Sequence[Tensor]]
-"""Makes tensors for so many slots: of weights, and of each state, with a number for a row or several."""
+"""Makes tensors for a number of slots: of weights, and of each state, with a number for a row or several."""
 
 
 class TieredRows:
@@ -345,7 +345,7 @@ class TieredRows:
         self.traffic.written_back_bytes += records.nbytes
 
     def _write_back(self, count: int | None = None) -> None:
-        """Write what returned to the store, the oldest first: all, or so many parts of it."""
+        """Write what returned to the store, the oldest first: all, or `count` blocks of it."""
         for _ in range(len(self._returning) if count is None else count):
             rows, records, event = self._returning[0]
             if event is not None:

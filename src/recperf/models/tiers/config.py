@@ -91,8 +91,8 @@ def decide(
     rows: int = 0,
     others: int = 0,
 ) -> Tiers:
-    """Place tables of so many rows that take so many bytes, optimizer state included, on a device of which so many
-    bytes are free, for them and the `others` that a step takes. None: nobody knows yet what is free."""
+    """Place tables of these numbers of rows and bytes, optimizer state included, on a device of which this many bytes
+    are free, for them and the `others` that a step takes. None: nobody knows yet what is free."""
     cuda, index = device == "cuda", INDEX_BYTES * rows
     room = byte_count(tables.device_bytes if cuda else tables.resident)
     usable = needed if device_free is None else int(ROOM * max(0, device_free - others))

@@ -39,11 +39,11 @@ Positions = NDArray[np.int64]
 HELD_OUT = 0.2
 """Share of the anchors, the latest, that the hold-out windows have unless a number of windows is requested."""
 MOST_BASELINE_ROWS = 4_000_000
-"""The simple rules learn from the newest anchors, at most so many."""
+"""The simple rules learn from the newest anchors, at most this many."""
 MOST_ROWS_BESIDE = 200_000
 """Anchors that the regression which is added to the model learns from."""
 MOST_ROWS_TO_FIT = 1_000_000
-"""Gradient boosting learns from the newest training anchors, at most so many."""
+"""Gradient boosting learns from the newest training anchors, at most this many."""
 
 
 def check(config: DLRMv4WorkloadConfig) -> str:

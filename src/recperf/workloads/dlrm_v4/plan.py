@@ -212,7 +212,7 @@ def batch_lengths(tokens: Lengths, samples: int, *, least: int) -> tuple[int, ..
 def _tables(
     model: DLRMv4Config, events: float, rows: Callable[[int], Mapping[str, int]], state: int
 ) -> tuple[Table, ...]:
-    """Tables with the ids of so many events, or of one; `rows` counts the different ones of a batch."""
+    """Tables with the ids of this many events, or of one; `rows` counts the different ones of a batch."""
 
     def distinct(name: str) -> Callable[[int], float]:
         return lambda samples: rows(samples)[name]
