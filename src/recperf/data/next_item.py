@@ -50,7 +50,7 @@ class Targets:
 
     users_N: Longs
     positions_N: Longs
-    """Places of the target events in `NextItemData.items_E`."""
+    """Positions of the target events in `NextItemData.items_E`."""
 
     def __len__(self) -> int:
         return len(self.users_N)
@@ -209,17 +209,17 @@ class PlantedSequences:
         follows_GG = self.next_groups()
         groups_UL = rng.integers(self.groups, size=(self.users, LONGEST))
         drawn_UL = rng.random((self.users, LONGEST)) >= FOLLOWS
-        for place in range(2, LONGEST):
-            following_U = follows_GG[groups_UL[:, place - 2], groups_UL[:, place - 1]]
-            groups_UL[:, place] = np.where(drawn_UL[:, place], groups_UL[:, place], following_U)
-        places_UL = rng.choice(self.group_items, size=(self.users, LONGEST), p=self.shares())
+        for step in range(2, LONGEST):
+            following_U = follows_GG[groups_UL[:, step - 2], groups_UL[:, step - 1]]
+            groups_UL[:, step] = np.where(drawn_UL[:, step], groups_UL[:, step], following_U)
+        item_UL = rng.choice(self.group_items, size=(self.users, LONGEST), p=self.shares())
         there_UL = np.arange(LONGEST) < lengths_U[:, None]
         return NextItemData(
             name="planted-sequences",
             items=self.items,
             users=self.users,
             offsets_U1=np.concatenate([[0], np.cumsum(lengths_U)]),
-            items_E=(1 + groups_UL * self.group_items + places_UL)[there_UL].astype(np.int32),
+            items_E=(1 + groups_UL * self.group_items + item_UL)[there_UL].astype(np.int32),
             times_E=None,
         )
 

@@ -47,10 +47,10 @@ class RankPart:
     def rows(self, first: int, last: int, batch_size: int, end: int) -> NDArray[np.int64]:
         """Which rows of first .. last - 1 are made, of consecutive batches that end with row `end`."""
         rows_N = np.arange(first, last)
-        place_N = rows_N % batch_size
-        samples_N = np.minimum(batch_size, end - (rows_N - place_N))
-        instead_N = (self.rank >= samples_N) & (place_N == 0)
-        made_N: NDArray[np.int64] = rows_N[(place_N % self.ranks == self.rank) | instead_N]
+        position_N = rows_N % batch_size
+        samples_N = np.minimum(batch_size, end - (rows_N - position_N))
+        instead_N = (self.rank >= samples_N) & (position_N == 0)
+        made_N: NDArray[np.int64] = rows_N[(position_N % self.ranks == self.rank) | instead_N]
         return made_N
 
 
@@ -196,7 +196,7 @@ class ClickOrder:
             if self.part == WHOLE:
                 return self._gather(groups[index]).take(order_N[max(0, begin - before) :])
             own_N = self.part.rows(max(begin, before), int(ends[index]), self.batch_size, self.rows) - before
-            return self.store.take(self.split, self._places(groups[index])[order_N[own_N]])
+            return self.store.take(self.split, self._positions(groups[index])[order_N[own_N]])
 
         return self._cut(_ahead(shuffled, range(first, len(groups))))
 
@@ -218,7 +218,7 @@ class ClickOrder:
     def _lengths(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum(self.rows - blocks * self.block_rows, self.block_rows)
 
-    def _places(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _positions(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of some blocks, by their position in the split."""
         lengths = self._lengths(blocks)
         within_N = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -139,12 +139,12 @@ class RandomBags:
                 device=self.device,
                 exponent=config.exponent,
             )
-        places = self.part.made(self.batch_size)
+        samples = self.part.made(self.batch_size)
         return DrawPlan(
-            samples=len(places),
+            samples=len(samples),
             whole=self.batch_size,
-            begin=places.start,
-            step=places.step,
+            begin=samples.start,
+            step=samples.step,
             dense=self.dense,
             kind=config.ids,
             rows=self.rows,

@@ -189,8 +189,8 @@ class CategoryIds(Ids):
         super().__init__(column, values)
         self.clicks = clicks
 
-    def places(self, column: Any) -> Longs:
-        return self.clicks.places(self.role, column)
+    def indices(self, column: Any) -> Longs:
+        return self.clicks.indices(self.role, column)
 
 
 class ServedImported(ServedClicks):

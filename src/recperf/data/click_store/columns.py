@@ -134,8 +134,8 @@ class Vocabulary:
         lengths = np.minimum(np.diff(offsets), width)
         slots = np.full((len(lists), width), EMPTY, np.int32)
         row = np.repeat(np.arange(len(lists)), lengths)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        slots[row, place] = codes[(offsets[:-1] - offsets[0])[row] + place]
+        column = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        slots[row, column] = codes[(offsets[:-1] - offsets[0])[row] + column]
         slots[lengths == 0, 0] = 0
         return slots
 

@@ -108,7 +108,7 @@ class ImportedClicks(SplitRows):
         return self.manifest.digest
 
     def earlier_arrays(self, name: str) -> dict[int, NDArray[Any]]:
-        """What a store has of an earlier one, by the place of a sparse feature: `tables` or `times`."""
+        """What a store has of an earlier one, by the index of a sparse feature: `tables` or `times`."""
         path, stated = self.folder / EARLIER, self.manifest.earlier
         if stated is None or not path.is_file() or sha256(path) != stated.sha256:
             raise damaged(path, "differs from its checksum")
@@ -148,7 +148,7 @@ class ImportedClicks(SplitRows):
         }
         return self._transform(arrays["dense"], arrays["ids"], np.zeros(len(table), np.uint8)), unknown
 
-    def places(self, key: str, column: Any) -> NDArray[np.int64]:
+    def indices(self, key: str, column: Any) -> NDArray[np.int64]:
         """Where in the vocabulary of a feature each category of a column is; -1 for a missing or unknown one."""
         columns = replace(self.columns, features=[self.columns.sparse[self.keys.index(key)]])
         codes = encode_table(columns, pyarrow().table({key: column}))["ids"][:, 0]

@@ -125,11 +125,11 @@ class _Build:
         return sql_name(at), self.raw.kinds[sql_name(at)], self.columns.name(at)
 
     def run(self, progress: Progress) -> ClickManifest:
-        features, places = (
+        features, columns_of = (
             self.columns.features,
             {role: getattr(self.columns, role) for role in ("user", "item", "time")},
         )
-        roles: Any = {role: None if at is None else self.columns.name(at) for role, at in places.items()}
+        roles: Any = {role: None if at is None else self.columns.name(at) for role, at in columns_of.items()}
         label_at, time_at = self.columns.label, self.columns.time
         label_name = self.columns.name(label_at)
         label, threshold = self.raw.positive(sql_name(label_at), label_name, is_rating=self.columns.is_rating)
@@ -255,12 +255,12 @@ def _describe(manifest: ClickManifest, arrays: dict[str, NDArray[Any]]) -> None:
         ends = int(arrays["times"].min()), int(arrays["times"].max())
         first, last = manifest.times or ends
         manifest.times = min(first, ends[0]), max(last, ends[1])
-    numbers = [place for place, one in enumerate(manifest.columns) if one.kind == "numeric"]
-    for place, values in zip(numbers, arrays["dense"].T):
-        one, there = manifest.columns[place], values[~np.isnan(values)]
-        one = manifest.columns[place] = replace(one, missing=one.missing + len(values) - len(there))
+    numbers = [index for index, one in enumerate(manifest.columns) if one.kind == "numeric"]
+    for index, values in zip(numbers, arrays["dense"].T):
+        one, there = manifest.columns[index], values[~np.isnan(values)]
+        one = manifest.columns[index] = replace(one, missing=one.missing + len(values) - len(there))
         if len(there):
             least, most = float(there.min()), float(there.max())
             if one.least is not None and one.most is not None:
                 least, most = min(least, one.least), max(most, one.most)
-            manifest.columns[place] = replace(one, least=least, most=most)
+            manifest.columns[index] = replace(one, least=least, most=most)

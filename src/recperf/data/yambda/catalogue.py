@@ -14,7 +14,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import places
+from ... import locations
 from ...errors import UsageError
 from ...folders import one_at_a_time
 from ...jsonfile import as_json
@@ -39,14 +39,14 @@ Bars = Callable[..., Progress]
 
 
 def store_folder(name: str) -> Path:
-    return places.dataset_folder(name) / "store"
+    return locations.dataset_folder(name) / "store"
 
 
 def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars) -> Facts:
     """Convert raw files to a store."""
     if name == SYNTHETIC and path is None:
         raise UsageError(f"{SYNTHETIC} is generated as a store", fix=f"recperf data make {SYNTHETIC} --path FOLDER")
-    files = path or places.dataset_folder(name) / "raw"
+    files = path or locations.dataset_folder(name) / "raw"
     if path is None and not files.is_dir():
         raise datasets.missing(name)
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
@@ -86,7 +86,7 @@ def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> Facts:
     from . import download
 
     answer: Facts = {"name": name, "intact": True}
-    downloaded = places.dataset_folder(name) / "raw"
+    downloaded = locations.dataset_folder(name) / "raw"
     if path is None and downloaded.is_dir():
         size, bar = name.removeprefix("yambda-"), progress("comparing with the published files", "bytes")
         answer["raw"] = {"folder": str(downloaded), "verified_by_digest": download.verify(size, bar)}
@@ -135,7 +135,7 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     from . import synthesize
 
     config = config or YambdaLike()
-    folder = places.dataset_folder(SYNTHETIC) / synthesize.folder_name(config)
+    folder = locations.dataset_folder(SYNTHETIC) / synthesize.folder_name(config)
     if not (folder / MANIFEST).is_file():
         waiting = partial(say, f"another process generates {SYNTHETIC}: waiting for it")
         with one_at_a_time(folder.with_name(folder.name + ".lock"), waiting):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from ... import places, units
+from ... import locations, units
 from ...errors import DataError, Interrupted, MachineError, Stopped, UsageError
 from ...files import sha256, sync_folder, write_json, writing
 from ...folders import alone
@@ -54,7 +54,7 @@ class Record(Struct):
 
 
 def folder_of(size: str) -> Path:
-    return places.dataset_folder(f"yambda-{size}") / "raw"
+    return locations.dataset_folder(f"yambda-{size}") / "raw"
 
 
 def files_of(size: str) -> tuple[str, ...]:

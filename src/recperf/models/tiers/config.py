@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...config import require, within
 from ...errors import MachineError
-from ...places import home
+from ...locations import home
 from ...units import byte_count, size
 
 Placement = Literal["device", "host", "file"]

@@ -353,7 +353,7 @@ def _next_window(order: StreamOrder, at: Position) -> int | None:
     if at.batch == 0 and at.step == 0:
         return order.windows[0]
     done = at.batch or len(order)
-    last = max(order.last_place(done - 1), int(np.searchsorted(order.seams_S, done, side="right")) - 1)
+    last = max(order.last_window_index(done - 1), int(np.searchsorted(order.seams_S, done, side="right")) - 1)
     after = order.windows[last] + 1
     occupied = np.flatnonzero(order.index.counts("all")[after:])
     return after + int(occupied[0]) if len(occupied) else None

@@ -113,7 +113,7 @@ class ServedHistories(Served):
         return self._ranked(user, self.items.numbers_V[items_N])[0]
 
     def _ranked(self, users: Any, items_I: NDArray[np.int64]) -> Tensor:
-        users_U = self.users.places(users)
+        users_U = self.users.indices(users)
         queries = self.row_queries.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
         logits_P = candidate_logits(self.model, self._inputs, self.histories, queries, self.batch_size)
         return logits_P.view(len(users_U), len(items_I))
