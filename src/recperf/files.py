@@ -22,13 +22,13 @@ from .errors import DataError, MachineError
 from .stop import FLAG, poll
 
 _CAUSES = {
-    errno.ENOSPC: ("the disk is full", "free some space, or choose another place with --run-dir"),
-    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another place with --run-dir"),
-    errno.EROFS: ("the file system is read-only", "choose another place with --run-dir"),
+    errno.ENOSPC: ("the disk is full", "free some space, or choose another folder with --run-dir"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another folder with --run-dir"),
+    errno.EROFS: ("the file system is read-only", "choose another folder with --run-dir"),
     errno.EACCES: ("permission denied", "choose a folder you may write with --run-dir"),
     errno.EPERM: ("permission denied", "choose a folder you may write with --run-dir"),
     errno.EIO: ("the disk reported an input/output error", "check the disk"),
-    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another place with --run-dir"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --run-dir"),
     errno.ENAMETOOLONG: ("the path is too long", "choose a shorter --run-dir"),
     errno.ELOOP: ("it is a link, which is not followed", "put the file itself in its place"),
     errno.ENXIO: ("it is not a regular file", "put the file itself in its place"),

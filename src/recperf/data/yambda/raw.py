@@ -343,7 +343,7 @@ def _append_all(writer: StoreWriter, raw: RawEvents, split: Split, progress: Cal
         raise MachineError(
             f"the disk has {units.size(free)} free; the store needs about {units.size(needed)} more",
             where={"folder": writer.draft},
-            fix="free some space, or choose another place with --store",
+            fix="free some space, or choose another folder with --store",
         )
     committed = state.row
     for chunk in raw.chunks(committed, CHUNK_ROWS, after=state.last):

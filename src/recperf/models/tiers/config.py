@@ -19,7 +19,7 @@ SMALLEST = 1 << 16
 """Bytes of the smallest cache."""
 INDEX_BYTES = 9
 """Host memory that each row outside the device takes, once it is used: its slot in the cache (4), whether it was
-trained (1), and its place among the rows that were written (4)."""
+trained (1), and the number of its record (4)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,11 +120,11 @@ class Slots:
             stop = min(self._hand + min(SCANNED, len(self) - scanned), len(self))
             here = slice(self._hand, stop)
             fits = (self.pins_S[here] == 0) & (self._score_S[here] <= limit) & (self.row_S[here] >= 0)
-            places = np.flatnonzero(fits)[:missing] + self._hand
+            slots = np.flatnonzero(fits)[:missing] + self._hand
             scanned += stop - self._hand
-            self._hand = (int(places[-1]) + 1 if len(places) == missing else stop) % len(self)
-            chosen.append(places)
-            missing -= len(places)
+            self._hand = (int(slots[-1]) + 1 if len(slots) == missing else stop) % len(self)
+            chosen.append(slots)
+            missing -= len(slots)
         return np.concatenate(chosen)
 
 
