@@ -42,7 +42,7 @@ def followed(
 
 def embedding_step(machine: Machine, optimizer: Callable[[Iterable[nn.Parameter]], Any], *, sparse: bool) -> Built:
     width, ids = 32, 2048
-    rows = max(100_000, 8 * machine.knee // (4 * width))
+    rows = max(100_000, 8 * machine.cache_bytes // (4 * width))
     embedding = nn.Embedding(rows, width, sparse=sparse, device=machine.device)
     head = nn.Linear(width, 1, device=machine.device)
     of_table, of_head = optimizer(embedding.parameters()), torch.optim.SGD(head.parameters(), lr=0.01)

@@ -5,7 +5,7 @@ The store is made up: 20M events of users with 5,000 to 27,000 each, 61 / 36 / 2
 0.8, which is flatter than music is and hence harder on caches. It is written to disk and mapped, as any store.
 
 The imitation works as the public pipeline does: for every sample in turn it masks the scan of int64 columns, finds the
-last of each pool, joins and sorts their positions, makes Python lists and a tensor a key, and then joins the tensors of
+last of each action, joins and sorts their positions, makes Python lists and a tensor a key, then joins the tensors of
 a batch key by key. Where that could not be known it is given the cheaper way: its lists become tensors through numpy,
 which takes a sixth of torch's own time, its crosses are Python's hash of a tuple, and it builds no objects around its
 tensors. Both make batches of the same anchors, every fifth of ours also by the imitation and by our numpy body, which
@@ -96,7 +96,7 @@ class PerSample:
 
     def __init__(self, store: EventStore, config: HistoryConfig) -> None:
         kinds = store.kinds(slice(None))
-        self.pools = [(kinds & pool) > 0 for pool in (LISTEN_PLUS, LIKE, SKIP)]
+        self.actions = [(kinds & action) > 0 for action in (LISTEN_PLUS, LIKE, SKIP)]
         self.organic = ((kinds & 8) > 0).astype(np.int8)
         self.items, self.times = store.items_E[:].astype(np.int64), store.times_E[:].astype(np.int64)
         self.artists, self.albums = (store.catalogue_I2[:, column].astype(np.int64) for column in (0, 1))
@@ -116,16 +116,17 @@ class PerSample:
         uid = target["uid"]
         begin = max(self.starts[uid], position - config.scan)
         if config.strategy == "interleaved":
-            found = [np.flatnonzero(pool[begin:position])[-config.pool_length :] + begin for pool in self.pools]
+            most = config.events_per_action
+            found = [np.flatnonzero(flags[begin:position])[-most:] + begin for flags in self.actions]
             picked = np.sort(np.concatenate(found))
         else:
-            plus, like, skip = (pool[begin:position] for pool in self.pools)
+            plus, like, skip = (flags[begin:position] for flags in self.actions)
             picked = np.flatnonzero(plus | like | skip)[-config.length :] + begin
         picked = picked[-config.longest :]
         items = self.items[picked]
         weights = np.zeros(len(picked), np.int64)
-        for pool, bit in zip(self.pools, (LISTEN_PLUS, LIKE, SKIP)):
-            weights[pool[picked]] |= bit
+        for flags, bit in zip(self.actions, (LISTEN_PLUS, LIKE, SKIP)):
+            weights[flags[picked]] |= bit
         times = self.times[picked].tolist()
         lists = {
             "uid": [uid],
@@ -138,7 +139,7 @@ class PerSample:
             "action_timestamp": times,
             "dummy_watch_time": [0] * len(picked),
             "query_time": [times[-1] if times else int(self.times[position])],
-            "label": [int(self.pools[0][position])],
+            "label": [int(self.actions[0][position])],
         }
         return {name: torch.from_numpy(np.array(values)) for name, values in lists.items()}
 

@@ -17,7 +17,7 @@ import pytest
 from recperf import folders
 from recperf.errors import DataError, MachineError, Stopped
 from recperf.files import write_atomic
-from recperf.folders import MARK, alone, foreign, fresh_folder, temporary_folder
+from recperf.folders import MARK, alone, foreign, new_folder, temporary_folder
 from recperf.stop import StopFlag
 
 KILLED = """import os, sys
@@ -45,13 +45,13 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(
     for name in (".new.999999-abcdefgh", ".new.999999-01234567-0123456789abcdef"):
         (tmp_path / name).mkdir()  # Empty folders of the user.
     before = set(tmp_path.iterdir())
-    kill_inside("fresh_folder(place / 'new')", tmp_path)
+    kill_inside("new_folder(place / 'new')", tmp_path)
     (kept,) = set(tmp_path.iterdir()) - before
     (kept / "notes.txt").write_text("mine")
-    kill_inside("fresh_folder(place / 'new')", tmp_path)
+    kill_inside("new_folder(place / 'new')", tmp_path)
     kill_inside("atomic_file(place / 'table.csv')", tmp_path)
     assert len(list(tmp_path.iterdir())) == len(before) + 3
-    with fresh_folder(tmp_path / "new") as folder:
+    with new_folder(tmp_path / "new") as folder:
         (folder / "content").touch()
     write_atomic(tmp_path / "table.csv", b"1")
     assert f"note: {kept} stays, because recperf did not write all of it: notes.txt" in capfd.readouterr().err
@@ -129,9 +129,9 @@ def test_a_signal_does_not_end_a_save_in_the_background() -> None:
 
 def test_of_two_that_write_a_folder_the_slower_one_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="another process has written this folder") as slower:  # noqa: SIM117
-        with fresh_folder(tmp_path / "new") as draft:
+        with new_folder(tmp_path / "new") as draft:
             (draft / "content").write_text("slower")
-            with fresh_folder(tmp_path / "new") as faster:
+            with new_folder(tmp_path / "new") as faster:
                 (faster / "content").write_text("faster")
     assert slower.value.exit_code == 3
     assert [path.name for path in tmp_path.iterdir()] == ["new"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recperf import places
+from recperf import locations
 from recperf.cli import main
 from recperf.data.click_store import encode
 from recperf.data.click_store.imported import ImportedClicks
@@ -53,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
         assert main(["data", "import", str(path), "--clicks", "--label", "clicked", *arguments]) == 0
         measured = peaks.measure_with(TINY, quick=True, say=lambda _: None)
         ceilings = peaks.save(measured)
-        folder = places.dataset_folder("shop") / "clicks"
+        folder = locations.dataset_folder("shop") / "clicks"
 
     def load() -> None:
         with pytest.MonkeyPatch.context() as patch:

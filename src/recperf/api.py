@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _as_command(*, quiet: bool = True) -> Iterator[Terminal]:
-    """Do what a command does inside: it hears Ctrl-C, its progress is shown, it ends in a `RecperfError`; afterwards
+    """Run the block as a command: Ctrl-C stops it, its progress is shown, it ends in a `RecperfError`; afterwards
     handlers, settings and random generators are as before."""
     import numpy as np
     import torch

@@ -22,13 +22,13 @@ from .errors import DataError, MachineError
 from .stop import FLAG, poll
 
 _CAUSES = {
-    errno.ENOSPC: ("the disk is full", "free some space, or choose another place with --run-dir"),
-    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another place with --run-dir"),
-    errno.EROFS: ("the file system is read-only", "choose another place with --run-dir"),
+    errno.ENOSPC: ("the disk is full", "free some space, or choose another folder with --run-dir"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose another folder with --run-dir"),
+    errno.EROFS: ("the file system is read-only", "choose another folder with --run-dir"),
     errno.EACCES: ("permission denied", "choose a folder you may write with --run-dir"),
     errno.EPERM: ("permission denied", "choose a folder you may write with --run-dir"),
     errno.EIO: ("the disk reported an input/output error", "check the disk"),
-    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another place with --run-dir"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --run-dir"),
     errno.ENAMETOOLONG: ("the path is too long", "choose a shorter --run-dir"),
     errno.ELOOP: ("it is a link, which is not followed", "put the file itself in its place"),
     errno.ENXIO: ("it is not a regular file", "put the file itself in its place"),
@@ -98,13 +98,13 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
-def open_linked(path: Path) -> BinaryIO:
+def open_dataset_file(path: Path) -> BinaryIO:
     """Open a file of a dataset, which may be a link to a file, but not to a fifo or a device."""
     return open(open_regular(Path(os.path.realpath(path))), "rb")
 
 
-def read_linked(path: Path) -> bytes:
-    with open_linked(path) as file:
+def read_dataset_file(path: Path) -> bytes:
+    with open_dataset_file(path) as file:
         return file.read()
 
 
@@ -272,7 +272,7 @@ def make_folder(folder: Path) -> None:
 
 def sha256(path: Path, progress: Callable[[int], None] = lambda count: None) -> str:
     """The digest of a file's content; `progress` receives the number of bytes of each block read."""
-    with open_linked(path) as file:
+    with open_dataset_file(path) as file:
         return digest_of(file, progress=progress)
 
 

@@ -174,7 +174,7 @@ def made_once(folder: Path, last: str, notice: str, write: Callable[[Path], None
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
             if not (folder / last).is_file():
                 notice_once(notice)
-                with fresh_folder(folder) as draft:
+                with new_folder(folder) as draft:
                     write(draft)
     return folder
 
@@ -216,7 +216,7 @@ def temporary_folder(prefix: str = "recperf-", *, beside: Path | None = None) ->
 
 
 @contextmanager
-def fresh_folder(folder: Path, *, ours: str | None = None, fix: str | None = None) -> Iterator[Path]:
+def new_folder(folder: Path, *, ours: str | None = None, fix: str | None = None) -> Iterator[Path]:
     """A draft folder that gets its final name when the block succeeds; one that exists and is not empty is refused.
 
     With `ours`, a pattern of names, the folder gets our mark, and an older one that has it is replaced at the end.

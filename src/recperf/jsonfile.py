@@ -66,17 +66,17 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def load(path: Path, *, linked: bool = False, named: bool = False) -> Any:
+def load(path: Path, *, follow_links: bool = False, named: bool = False) -> Any:
     """The content of a JSON file of a run; an OSError or a ValueError says why there is none.
 
-    A file of a dataset may be `linked`; one that the user has `named` may also be a pipe.
+    With `follow_links` it may be a link, as files of datasets may; one that the user has `named` may also be a pipe.
     """
-    return decode(content_of(path, linked=linked, named=named))
+    return decode(content_of(path, follow_links=follow_links, named=named))
 
 
-def content_of(path: Path, *, linked: bool = False, named: bool = False) -> bytes:
+def content_of(path: Path, *, follow_links: bool = False, named: bool = False) -> bytes:
     """The bytes of such a file."""
-    with open(open_regular(Path(os.path.realpath(path)) if linked else path, named=named), "rb") as file:
+    with open(open_regular(Path(os.path.realpath(path)) if follow_links else path, named=named), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         # A pipe has no size.
         content = file.read((size or LARGEST) + 1) if size <= LARGEST else b""
@@ -85,11 +85,11 @@ def content_of(path: Path, *, linked: bool = False, named: bool = False) -> byte
     return content
 
 
-def read(path: Path, *, linked: bool = False, named: bool = False) -> Any:
+def read(path: Path, *, follow_links: bool = False, named: bool = False) -> Any:
     """The content of a JSON file as `load` gives it; a file that cannot be read is an error."""
     try:
         with reading(path):
-            return load(path, linked=linked, named=named)
+            return load(path, follow_links=follow_links, named=named)
     except ValueError as error:
         raise DataError(f"{path.name} is not JSON: {error}", where={"file": path}) from None
 
@@ -126,7 +126,7 @@ def read_sealed(path: Path, form: tuple[str, int], kind: type[T], *, fix: str) -
     """The content of a dataset's file that was written as `sealed`, with a format and a version, as `kind`."""
     try:
         with reading(path):
-            content = content_of(path, linked=True)
+            content = content_of(path, follow_links=True)
         value = decode(content)
         if not isinstance(value, dict):
             raise ValueError("it is not an object")

@@ -32,7 +32,7 @@ LINE_S = 30.0
 DRAW_S = 0.5
 """Seconds between two drawings on a terminal, at least."""
 SHARE = 200
-"""Drawing takes at most one part in so many of the time."""
+"""Drawing takes at most 1 / SHARE of the time."""
 BAR_WIDTH = 12
 
 

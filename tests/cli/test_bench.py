@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recperf import places
+from recperf import locations
 from recperf.runs.derive import best_of
 from recperf.runs.evidence import Evidence
 from recperf.runs.report import bench as benches
@@ -82,7 +82,7 @@ def test_bench_puts_models_and_baselines_of_one_split_into_one_table(
     merged = benches.bench("shop", "clicks", models).tables[0]
     assert sorted(row.name for row in merged.rows) == sorted(["one", "another", *quality.baselines])
 
-    for file in places.dataset_folder("seen").rglob("*"):
+    for file in locations.dataset_folder("seen").rglob("*"):
         if file.is_file() and file.name != "store.json":
             file.unlink()
     code, out, _ = call("bench", "--data", "seen", "--models", "hstu", "--out", "f", "--quiet", "--json")

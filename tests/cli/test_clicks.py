@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recperf import places
+from recperf import locations
 from recperf.data.click_store.imported import open_clicks
 
 Call = Callable[..., tuple[int, str, str]]
@@ -74,7 +74,7 @@ def test_dlrm_trains_on_imported_clicks_and_resumes(call: Call, data: str) -> No
     assert (saved["model"]["features"], saved["model"]["bottom"][0]) == (["user", "ad"], 1)
     assert saved["model"]["rows"] == [42, 27]
     resume = ["run", "--resume", "r", "--allow-change", "train.max_steps", "--train.max-steps", "0", "--quiet"]
-    path = places.dataset_folder(data) / "clicks" / "clicks.json"
+    path = locations.dataset_folder(data) / "clicks" / "clicks.json"
     content = path.read_text()
     path.write_text(content.replace('"min_count": 5', '"min_count": 6'))
     open_clicks.cache_clear()  # Another process would have to read it.

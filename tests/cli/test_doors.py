@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from recperf import places
+from recperf import locations
 from recperf.data import datasets
 from recperf.errors import MachineError
 from recperf.execution import exporting
@@ -70,7 +70,7 @@ def test_every_file_of_an_event_store_that_is_no_file_is_named(call: Call, files
 @pytest.mark.parametrize("blocked", ["doctor", "run"])
 def test_doctor_starts_with_the_standard_library_alone(tmp_path: Path, blocked: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCKED)
-    paths = os.pathsep.join([str(tmp_path), str(Path(places.__file__).parents[1])])
+    paths = os.pathsep.join([str(tmp_path), str(Path(locations.__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-m", "recperf", blocked], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths},
         capture_output=True, text=True, check=False,
@@ -93,7 +93,7 @@ def test_doctor_refuses_unknown_options_in_our_words(call: Call) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(EVENTS, ROWS), (ROWS, EVENTS)])
 def test_of_two_imports_of_one_name_one_wins(call: Call, files: None, first: Any, second: Any) -> None:
-    with alone(places.dataset_folder("shop"), what="importing shop"):
+    with alone(locations.dataset_folder("shop"), what="importing shop"):
         code, _, err = call(*first, "--name", "shop")
         assert code == 4
         assert "another process is importing shop" in err

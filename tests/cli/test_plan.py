@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import convert
 
-from recperf import places
+from recperf import locations
 from recperf.cli import run
 from recperf.cli.options import choose, read_options
 from recperf.planning.report import report_of
@@ -46,7 +46,7 @@ def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, opti
     plan = as_json(call, "dlrm-v4", *options.split())
     commands = re.findall(r"recperf run (dlrm-v4 .+)", render(report_of(convert(plan, Plan))))
     assert commands
-    (places.dataset_folder("yambda-5b") / "store").mkdir(parents=True)
+    (locations.dataset_folder("yambda-5b") / "store").mkdir(parents=True)
     for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
         assert command.count("--distributed.sharding") < 2
         assert ("--data yambda-5b" in command) == ("--preset gpu" not in options)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from movielens_files import write_files
 
-from recperf import places
+from recperf import locations
 from recperf.data import catalogue, movielens, movielens_like
 from recperf.errors import DataError, MachineError, RecperfError, Stopped, UsageError
 from recperf.stop import FLAG
@@ -90,7 +90,7 @@ def serve(server: Server, monkeypatch: pytest.MonkeyPatch, files: dict[str, byte
 
 
 def nothing_left() -> bool:
-    data = places.home() / "data"
+    data = locations.home() / "data"
     return not data.exists() or list(data.iterdir()) == []
 
 
@@ -112,7 +112,7 @@ def test_a_signal_ends_the_wait_for_a_server(server: Server) -> None:
 def test_get_downloads_and_verifies_once(server: Server) -> None:
     messages: list[str] = []
     answer = catalogue.get(NAME, say=messages.append, url=server.url)
-    folder = places.dataset_folder(NAME)
+    folder = locations.dataset_folder(NAME)
     assert answer["downloaded"] is True
     assert answer["folder"] == str(folder)
     assert sorted(path.name for path in folder.iterdir()) == [".recperf", "README", "u.data", "u.item", "u.user"]
@@ -130,7 +130,7 @@ def test_get_replaces_a_damaged_copy_once_it_has_another_and_no_files_of_the_use
     server: Server, files: dict[str, bytes]
 ) -> None:
     catalogue.get(NAME, say=quiet, url=server.url)
-    folder = places.dataset_folder(NAME)
+    folder = locations.dataset_folder(NAME)
     (folder / "u.data").write_bytes(b"damaged")
     server.status = 503
     with pytest.raises(MachineError):

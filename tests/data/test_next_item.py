@@ -46,7 +46,7 @@ def test_a_split_by_time_predicts_the_first_item_after_a_moment_for_users_with_a
     data = NextItemData.from_store(store_of(tmp_path, LOG), "time", held_out=0.5)
     # The row with label 0 is no item that the user took.
     assert data.items_E.tolist() == [1, 2, 1, 3, 2, 3, 1, 1]
-    assert data.moments == (88, 97)
+    assert data.split_times == (88, 97)
     assert pairs(data.validation(), data) == [(0, [1, 2], 1)]
     assert pairs(data.test(), data) == [(1, [2, 3], 1)]
     assert data.train().ends_S.tolist() == [2, 6]

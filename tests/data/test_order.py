@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recperf.data.batch import ClickBatch
 from recperf.data.config import RandomBagsConfig
-from recperf.data.order import WHOLE, ClickOrder, RankPart, Samples, ShuffledOrder, cut_part, permutation
+from recperf.data.order import WHOLE, ClickOrder, RankShare, Samples, ShuffledOrder, cut_share, permutation
 from recperf.data.random_bags import RandomBags
 from recperf.data.rows import EMPTY, Rows, Split
 
@@ -112,7 +112,7 @@ def orders() -> dict[str, Any]:
         "stored": lambda part=WHOLE: in_blocks.share(part).batches(1, 2),
         "stored, in turn": lambda part=WHOLE: in_blocks.share(part).cut(1),
         "shuffled": lambda part=WHOLE: shuffled.share(part).batches(1, 2),
-        "in turn": lambda part=WHOLE: cut_part(samples, 14, part, 3),
+        "in turn": lambda part=WHOLE: cut_share(samples, 14, part, 3),
         "drawn": lambda part=WHOLE: drawn.share(part).batches(1, 2),
         "held out": lambda part=WHOLE: drawn.share(part).held_out(2),
     }
@@ -125,7 +125,7 @@ def test_parts_have_the_bits_of_the_whole_batch(name: str, ranks: int) -> None:
     make = orders()[name]
     whole = list(make())
     for rank in range(ranks):
-        made = list(make(RankPart(rank, ranks)))
+        made = list(make(RankShare(rank, ranks)))
         assert len(made) == len(whole)
         for batch, part in zip(whole, made):
             these = list(range(rank, len(batch), ranks)) or [0]

@@ -22,8 +22,9 @@ from recperf.measure.records import Advice, Percentiles
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11}, stream=20e9, first_touch=2e9, cached=60e9,
-    knee=8_000_000, stream_knee=8_000_000, largest_cache=8_000_000, rows_memory=((64, 100.0), (1024, 300.0)),
-    rows_cache=((64, 5.0), (1024, 20.0)), calls={"elementwise": 1000.0, "index": 2000.0},
+    cache_bytes=8_000_000, stream_cache_bytes=8_000_000, largest_cache=8_000_000,
+    rows_memory=((64, 100.0), (1024, 300.0)), rows_cache=((64, 5.0), (1024, 20.0)),
+    calls={"elementwise": 1000.0, "index": 2000.0},
 )  # fmt: skip
 FACTORS = """
 import torch

@@ -30,7 +30,7 @@ from recperf.measure.records import (
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float64": 5e10, "float32": 1e11, "bfloat16": 5e10}, stream=20e9,
-    first_touch=2e9, cached=60e9, knee=8_000_000, stream_knee=8_000_000, largest_cache=8_000_000,
+    first_touch=2e9, cached=60e9, cache_bytes=8_000_000, stream_cache_bytes=8_000_000, largest_cache=8_000_000,
     rows_memory=((64, 100.0), (256, 130.0), (1024, 300.0)), rows_cache=((64, 5.0), (1024, 20.0)),
     calls={"elementwise": 1000.0, "index": 2000.0, "view": 1000.0}, kernel_ns=2000.0,
 )  # fmt: skip
@@ -229,17 +229,17 @@ def test_workers_of_a_loader() -> None:
 
 def test_rows_in_host_memory() -> None:
     """They take the link's time, and are no copies that pinned memory would hide."""
-    linked = dataclasses.replace(CEILINGS, device="H200", link=50e9, stream=4e12)
-    lookup = Operator("fbgemm::lookup", None, "embedding_bag", 1, 1, 2.0, kernels=1, linked=50_000_000)
-    divided = classify(lookup, linked, 0.5)
+    with_link = dataclasses.replace(CEILINGS, device="H200", link=50e9, stream=4e12)
+    lookup = Operator("fbgemm::lookup", None, "embedding_bag", 1, 1, 2.0, kernels=1, host_bytes=50_000_000)
+    divided = classify(lookup, with_link, 0.5)
     assert divided.limits["transfer"] > 0.9 * lookup.ms
-    slow = row("tables", 60.0, "transfer", linked=2_000_000_000)
-    advice = only(slow, device="H200", ceilings=linked)
+    slow = row("tables", 60.0, "transfer", host_bytes=2_000_000_000)
+    advice = only(slow, device="H200", ceilings=with_link)
     assert (advice.name, "2 GB of rows" in advice.seen) == ("host rows", True)
     host, ids, cache = torch.zeros(1000, 64), torch.tensor([3, 3, 7]), torch.zeros(32, 64)
     arguments = {"weights": host, "linear_cache_indices": ids, "lxu_cache_weights": cache}
     filled = random_rows("fbgemm::lru_cache_populate", arguments, None, set())
-    assert (filled.linked, filled.ids.tolist(), filled.row_bytes) == (True, [3, 7], 256)
+    assert (filled.in_host_memory, filled.ids.tolist(), filled.row_bytes) == (True, [3, 7], 256)
 
 
 def test_the_device_waits() -> None:
@@ -285,7 +285,7 @@ def test_many_small_operators() -> None:
 
 
 def test_element_wise_passes_outside_of_the_optimizer() -> None:
-    stream = {"beyond": 4e8, "bytes": 4e8}
+    stream = {"memory_bytes": 4e8, "bytes": 4e8}
     passes = [row(name, 20.0, "bandwidth", "norm", **stream) for name in ("mul", "add", "exp")]
     advice = only(*passes)
     assert "3 element-wise passes of norm (mul, add, exp) move 1.2 GB at 20 GB/s" in advice.seen
@@ -294,7 +294,7 @@ def test_element_wise_passes_outside_of_the_optimizer() -> None:
 
 
 def test_random_rows() -> None:
-    lookup = row("embedding", 50.0, "latency", random_ms=50.0, rows=4e5, missed=4e5, distinct=4e5, row_bytes=1024,
+    lookup = row("embedding", 50.0, "latency", random_ms=50.0, rows=4e5, memory_rows=4e5, distinct=4e5, row_bytes=1024,
                  table_rows=10**7)  # fmt: skip
     advice = only(lookup)
     assert advice.change.startswith("nn.Embedding(10000000, 256, dtype=torch.float16)")
@@ -305,7 +305,7 @@ def test_random_rows() -> None:
     assert "unique(return_inverse=True)" in again.change
     assert again.predicted_gain == pytest.approx(STEP / (STEP - 50 * 0.75))
     # A row that is updated is read and written, which no duplicates explain.
-    update = replace(lookup, name="aten::embedding_dense_backward", row_bytes=64, missed=8e5)
+    update = replace(lookup, name="aten::embedding_dense_backward", row_bytes=64, memory_rows=8e5)
     assert names(update) == []
     small = replace(lookup, row_bytes=64)
     assert names(small, facts=facts(huge_pages="always")) == []
@@ -314,10 +314,10 @@ def test_random_rows() -> None:
 
 
 def test_page_faults_of_new_memory() -> None:
-    advice = only(row("mul", 60.0, "bandwidth", fresh=1e8))
+    advice = only(row("mul", 60.0, "bandwidth", new_bytes=1e8))
     assert advice.change.startswith("MALLOC_MMAP_MAX_=0 ")
     assert advice.predicted_gain == pytest.approx(STEP / (STEP - 50 + 5))
-    assert names(row("mul", 60.0, "bandwidth", fresh=1e6)) == []
+    assert names(row("mul", 60.0, "bandwidth", new_bytes=1e6)) == []
 
 
 def test_the_largest_gain_comes_first_and_without_ceilings_none_is_predicted() -> None:

@@ -188,7 +188,7 @@ def test_a_backward_pass_in_cpp_updates_the_rows_of_its_lookup() -> None:
     ]
     trace = collect(events, Path("made"))
     nesting, window = steps_of(trace)
-    lookup = CallWork(events[1]["name"], rows=100, distinct=80, row_bytes=64, missed=70, table_rows=1000)
+    lookup = CallWork(events[1]["name"], rows=100, distinct=80, row_bytes=64, memory_rows=70, table_rows=1000)
     works = CountedInOrder(nesting, [lookup, CallWork("aten::zeros_like", bytes=4000)])
     times = step_times(trace, nesting, window, works, lambda index: None)
     rows = {call.name.split("::")[0]: call.work and call.work.rows for call in times.calls}

@@ -229,7 +229,7 @@ def test_more_workers_than_cores_and_loaders_of_a_device() -> None:
 )
 def test_copies(pinned: bool | None, pageable: int, settings: dict[str, bool]) -> None:
     facts = ProgramFacts(loader=LoaderFacts(1, pinned=pinned)) if pinned is not None else ProgramFacts()
-    rows = row("lookup", 10.0, {"transfer": 10.0}, linked=1), row("add", 10.0)
+    rows = row("lookup", 10.0, {"transfer": 10.0}, host_bytes=1), row("add", 10.0)
     step = facts_of(*rows, facts=facts, ceilings=GPU, transfer=20.0, seen={"pageable_bytes": pageable})
     advice = rules.copies(step)
     assert advice is not None
@@ -244,8 +244,8 @@ def test_copies(pinned: bool | None, pageable: int, settings: dict[str, bool]) -
 
 
 def test_rows_in_host_memory_and_values_that_are_read() -> None:
-    rows = [row("a", 30.0, {"transfer": 25.0}, linked=10**8), row("b", 20.0, {"transfer": 15.0}, linked=10**8)]
-    rows.append(row("d", 1.0, linked=1))
+    rows = [row("a", 30.0, {"transfer": 25.0}, host_bytes=10**8), row("b", 20.0, {"transfer": 15.0}, host_bytes=10**8)]
+    rows.append(row("d", 1.0, host_bytes=1))
     host = rules.rows_on_the_host(facts_of(*rows, row("c", 9.0, {"transfer": 9.0}), ceilings=GPU))
     assert after(host) == pytest.approx(100 - 40 + 10)
     assert host is not None

@@ -37,8 +37,9 @@ from recperf.measure.records import (
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11, "bfloat16": 2e11}, stream=2e10, cached=1e11, first_touch=2e9,
-    link=5e10, knee=1 << 20, stream_knee=1 << 20, largest_cache=1 << 20, rows_memory=((64, 164.0), (1064, 1164.0)),
-    rows_cache=((64, 10.0),), calls={"elementwise": 1000.0}, kernel_ns=2000.0,
+    link=5e10, cache_bytes=1 << 20, stream_cache_bytes=1 << 20, largest_cache=1 << 20,
+    rows_memory=((64, 164.0), (1064, 1164.0)), rows_cache=((64, 10.0),), calls={"elementwise": 1000.0},
+    kernel_ns=2000.0,
 )  # fmt: skip
 """A random row takes 100 ns and 1 ns for each byte."""
 QUIET = {"other_work": 0.0, "preempted": 0.0, "scale": 1.0, "steps": ObservedSteps(9, 6, 2, 1)}
@@ -197,7 +198,7 @@ def test_c_code_outside_of_torch(native: NativeCode, start: str) -> None:
         ("transfer", [row("transfer", 2.0)], "take 50% of the step: 5.00 ms of 10.0 ms."),
         (
             "transfer",
-            [row("transfer", 4.0, "fbgemm::lookup", linked=100_000_000)],
+            [row("transfer", 4.0, "fbgemm::lookup", host_bytes=100_000_000)],
             ", 100% of it in fbgemm::lookup: rows in host memory, at 25 GB/s where the link reaches 50 GB/s.",
         ),
         ("communication", [row("compute", 1.0)], "Waiting for other ranks takes 50% of the step."),
@@ -226,7 +227,7 @@ def test_c_code_outside_of_torch(native: NativeCode, start: str) -> None:
         ),
         (
             "latency",
-            [row("latency", 2.0, rows=8000, missed=4000, row_bytes=400)],
+            [row("latency", 2.0, rows=8000, memory_rows=4000, row_bytes=400)],
             ": 4,000 of 8,000 random rows of 400 bytes come from memory, at 250 ns a row (memory: 500 ns, of which "
             "100 ns whatever the width and 400 ns for the bytes).",
         ),
@@ -252,7 +253,7 @@ def test_a_sentence_without_ceilings_or_time_has_no_rate() -> None:
     sentence = decided({"compute": 0.5}, product, ceilings=one).because[0]
     assert sentence.endswith("in float32 with 1 thread, and no more in a lower precision.")
     assert "float32," in decided({"compute": 0.5}, product, ceilings=replace(one, device="H200")).because[0]
-    unknown = row("bandwidth", 2.0, rows=100, missed=100)
+    unknown = row("bandwidth", 2.0, rows=100, memory_rows=100)
     assert "rows of 0 bytes" in decided({"bandwidth": 0.5}, unknown).because[0]
 
 

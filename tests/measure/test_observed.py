@@ -53,7 +53,7 @@ def observer(events: list[dict[str, Any]] | None = None, steps: int = 2, **more:
         "notes": ["first"], "light": False, "clock": SimpleNamespace(tells_waiting=True), "sampler": sampler,
         "trace": None if events is None else collect(every, Path("made")), "end_stack": (),
         "blocks": SimpleNamespace(times=[]),
-        "counter": SimpleNamespace(steps=[[], []], result=lambda: works, positions=()), "knees": None,
+        "counter": SimpleNamespace(steps=[[], []], result=lambda: works, positions=()), "cache_sizes": None,
         "stacks": SimpleNamespace(stack=lambda positions: ()),
     }  # fmt: skip
     return SimpleNamespace(**{**known, **more})
@@ -431,7 +431,7 @@ def test_what_timing_a_step_costs(light: bool, state: str, monkeypatch: pytest.M
     now, probes = [0], []
 
     class Probe:
-        def __init__(self, knees: Any) -> None:
+        def __init__(self, cache_sizes: Any) -> None:
             self.cuda, self.most_plain, self.state, self.steps, self.closed = True, 1, "", 0, False
             self.clock = SimpleNamespace(close=lambda: setattr(self, "closed", True))
             probes.append(self)

@@ -56,7 +56,9 @@ def test_tables_with_a_sparse_gradient() -> None:
     assert (advice.change, advice.settings) == ("nn.Embedding(10000, 16, sparse=True)", {"sparse": [[10_000, 16]]})
     # Both tables together fit a cache of 1.28 MB.
     for knee, ns in ((1_280_000, 10.0), (1_279_999, 100.0)):
-        cached = facts_of(*LOOKUPS, UPDATE, facts=program(ADAGRAD), seen=PYTHON, ceilings=replace(CPU, knee=knee))
+        cached = facts_of(
+            *LOOKUPS, UPDATE, facts=program(ADAGRAD), seen=PYTHON, ceilings=replace(CPU, cache_bytes=knee)
+        )
         assert after(rules.dense_table(cached)) == pytest.approx(56 + 1800 * ns / 1e6 + 0.18)
     sgd = changed(ADAGRAD, kind="SGD")
     step = facts_of(*LOOKUPS, changed(UPDATE, part="optimizer SGD.step"), facts=program(sgd))
@@ -297,7 +299,7 @@ def test_attention() -> None:
 
 
 def test_passes_over_memory() -> None:
-    stream = {"bytes": 2e8, "beyond": 1e8}
+    stream = {"bytes": 2e8, "memory_bytes": 1e8}
     norm = [row(name, 10.0, part="net/norm", calls=2, **stream) for name in ("mul", "add")]
     advice = one(rules.repeated_passes(facts_of(*norm, row("exp", 15.0, part="act", **stream))))
     # One of four passes remains.
@@ -313,7 +315,7 @@ def test_passes_over_memory() -> None:
     twice = one(rules.repeated_passes(facts_of(changed(norm[0], part=None))))
     assert "outside of all modules and regions" in twice.seen
     for other in (
-        {"beyond": 0}, {"flops": 1}, {"rows": 1}, {"fused": True}, {"kind": "reduction"}, {"name": "mine::mul"},
+        {"memory_bytes": 0}, {"flops": 1}, {"rows": 1}, {"fused": True}, {"kind": "reduction"}, {"name": "mine::mul"},
         {"part": "optimizer Adam.step"},
     ):  # fmt: skip
         assert rules.repeated_passes(facts_of(single, changed(norm[1], calls=1, **other))) is None
@@ -323,9 +325,9 @@ WIDTHS = replace(CPU, rows_memory=((64, 100.0), (128, 150.0), (256, 300.0)))
 
 
 def test_wide_rows() -> None:
-    lookup = row("embedding", 40.0, random_ms=30.0, missed=1000, row_bytes=256, table_rows=5000)
-    other = row("index_select", 20.0, random_ms=10.0, missed=500, row_bytes=256, table_rows=7)
-    narrow = row("gather", 20.0, random_ms=20.0, missed=500, row_bytes=64)
+    lookup = row("embedding", 40.0, random_ms=30.0, memory_rows=1000, row_bytes=256, table_rows=5000)
+    other = row("index_select", 20.0, random_ms=10.0, memory_rows=500, row_bytes=256, table_rows=7)
+    narrow = row("gather", 20.0, random_ms=20.0, memory_rows=500, row_bytes=64)
     advice = one(rules.wide_rows(facts_of(lookup, other, narrow, ceilings=WIDTHS)))
     # Rows of 128 bytes take half the time of those of 256.
     assert after(advice) == pytest.approx(80.0)
@@ -343,9 +345,9 @@ def test_wide_rows() -> None:
 
 
 def test_repeated_rows() -> None:
-    often = row("embedding", 40.0, random_ms=20.0, missed=1000, distinct=250)
+    often = row("embedding", 40.0, random_ms=20.0, memory_rows=1000, distinct=250)
     # More time, of which less is that of repeated rows: 12 ms against 15.
-    longer = row("index", 40.0, random_ms=30.0, missed=1000, distinct=600)
+    longer = row("index", 40.0, random_ms=30.0, memory_rows=1000, distinct=600)
     advice = one(rules.repeated_rows(facts_of(longer, often)))
     assert after(advice) == pytest.approx(85.0)
     assert advice.seen.startswith("embedding reads 1,000 rows from memory, of which 250 are different: 20.0 ms")
@@ -370,7 +372,11 @@ def test_huge_pages(mode: str | None, ms: float, advised: bool) -> None:
 
 
 def test_page_faults() -> None:
-    rows = [row("mul", 30.0, fresh=40_000_000), row("add", 20.0, fresh=60_000_000), row("exp", 9.0)]
+    rows = [
+        row("mul", 30.0, new_bytes=40_000_000),
+        row("add", 20.0, new_bytes=60_000_000),
+        row("exp", 9.0),
+    ]
     advice = one(rules.page_faults(facts_of(*rows)))
     # 100 MB of new memory take 50 ms at 2 GB/s, in a stream 5.
     assert after(advice) == pytest.approx(55.0)
@@ -384,7 +390,7 @@ def test_page_faults() -> None:
 
 
 def test_all_advice_and_the_explanation() -> None:
-    lookup = row("embedding", 40.0, {"latency": 40.0}, random_ms=40.0, missed=1000, distinct=250, row_bytes=64)
+    lookup = row("embedding", 40.0, {"latency": 40.0}, random_ms=40.0, memory_rows=1000, distinct=250, row_bytes=64)
     zeros = row("zero_", 20.0, part="optimizer Adam.zero_grad")
     facts = ProgramFacts(threads=2, cores=2, huge_pages="never")
     step = facts_of(zeros, lookup, facts=facts)

@@ -139,12 +139,12 @@ def test_ceilings_are_those_of_the_number_of_threads(measured: Peaks, stored: Pe
     whole, single = ceilings_of(peaks_, threads=4), ceilings_of(peaks_, threads=1)
     assert whole == ceilings_of(peaks_)
     assert single.flops["float64"] == 7.0 != whole.flops["float64"] == measured.gemm["float64"].p50
-    assert (single.threads, single.knee, single.calls) == (1, whole.knee, whole.calls)
+    assert (single.threads, single.cache_bytes, single.calls) == (1, whole.cache_bytes, whole.calls)
     assert ceilings_of(peaks_, threads=3) is None
     assert ceilings_of(peaks_, device="a GPU elsewhere") is None
     assert ceilings_of(None) is None
     half = ceilings_of(peaks_, threads=2, ranks=2)
-    assert (half.stream, half.knee) == (whole.stream / 2, whole.knee // 2)
+    assert (half.stream, half.cache_bytes) == (whole.stream / 2, whole.cache_bytes // 2)
     assert half.row_ns(96) == pytest.approx(2 * whole.row_ns(96))
     assert whole.row_ns(64, cached=True) == dict(whole.rows_cache)[64]
 

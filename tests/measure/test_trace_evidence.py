@@ -20,8 +20,8 @@ from recperf.measure.trace_evidence import analyse_file, observed, qualified
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11}, stream=23e9, first_touch=2e9, cached=60e9,
-    knee=8_000_000, stream_knee=8_000_000, largest_cache=8_000_000, rows_memory=((64, 100.0), (1024, 200.0)),
-    rows_cache=((64, 5.0), (1024, 20.0)),
+    cache_bytes=8_000_000, stream_cache_bytes=8_000_000, largest_cache=8_000_000,
+    rows_memory=((64, 100.0), (1024, 200.0)), rows_cache=((64, 5.0), (1024, 20.0)),
     calls={"elementwise": 1000.0, "elementwise_grad": 2000.0},
 )  # fmt: skip
 ROWS, DIM = 200_000, 64

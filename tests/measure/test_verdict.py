@@ -37,8 +37,8 @@ CEILINGS = Ceilings(
     first_touch=2e9,
     cached=1e11,
     special=1e9,
-    knee=10 * MIB,
-    stream_knee=20 * MIB,
+    cache_bytes=10 * MIB,
+    stream_cache_bytes=20 * MIB,
     largest_cache=32 * MIB,
     rows_memory=((64, 50.0), (1024, 200.0)),
     rows_cache=((64, 10.0), (1024, 60.0)),
@@ -88,14 +88,22 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "float64, slow": lambda c: main_limit(row(10.0, flops=1e8, precision="float64"), ceilings=c) == "operator",
     "bfloat16": lambda c: main_limit(row(10.0, flops=8e8, precision="bfloat16"), ceilings=c) == "compute",
     "bfloat16, slow": lambda c: main_limit(row(10.0, flops=4e8, precision="bfloat16"), ceilings=c) == "operator",
-    "streaming": lambda c: main_limit(row(10.0, bytes=8e7, beyond=8e7), ceilings=c) == "bandwidth",
-    "slow streaming": lambda c: main_limit(row(10.0, bytes=4e7, beyond=4e7), ceilings=c) == "operator",
-    "new memory": lambda c: main_limit(row(10.0, bytes=8e6, beyond=8e6, fresh=8e6), ceilings=c) == "bandwidth",
-    "new memory, slow": lambda c: main_limit(row(10.0, bytes=4e6, beyond=4e6, fresh=4e6), ceilings=c) == "operator",
+    "streaming": lambda c: main_limit(row(10.0, bytes=8e7, memory_bytes=8e7), ceilings=c) == "bandwidth",
+    "slow streaming": lambda c: main_limit(row(10.0, bytes=4e7, memory_bytes=4e7), ceilings=c) == "operator",
+    "new memory": lambda c: (
+        main_limit(row(10.0, bytes=8e6, memory_bytes=8e6, new_bytes=8e6), ceilings=c) == "bandwidth"
+    ),
+    "new memory, slow": lambda c: (
+        main_limit(row(10.0, bytes=4e6, memory_bytes=4e6, new_bytes=4e6), ceilings=c) == "operator"
+    ),
     "cached": lambda c: main_limit(row(10.0, bytes=4e8), ceilings=c) == "cache",
     "slow in the cache": lambda c: main_limit(row(10.0, bytes=2e8), ceilings=c) == "operator",
-    "random rows": lambda c: main_limit(row(10.0, rows=80_000, missed=80_000, row_bytes=64), ceilings=c) == "latency",
-    "slow rows": lambda c: main_limit(row(10.0, rows=40_000, missed=40_000, row_bytes=64), ceilings=c) == "operator",
+    "random rows": lambda c: (
+        main_limit(row(10.0, rows=80_000, memory_rows=80_000, row_bytes=64), ceilings=c) == "latency"
+    ),
+    "slow rows": lambda c: (
+        main_limit(row(10.0, rows=40_000, memory_rows=40_000, row_bytes=64), ceilings=c) == "operator"
+    ),
     "rows of a cache": lambda c: main_limit(row(10.0, rows=400_000, row_bytes=64), ceilings=c) == "cache",
     "slow rows of a cache": lambda c: main_limit(row(10.0, rows=200_000, row_bytes=64), ceilings=c) == "operator",
     "functions such as exp": lambda c: main_limit(row(10.0, special=4e6), ceilings=c) == "compute",
@@ -104,8 +112,8 @@ PROBES: dict[str, Callable[[Ceilings], bool]] = {
     "above the ceiling": lambda c: "compute" in classify(row(10.0, flops=1.3e9), c, 0.5).limits,
     "far above the ceiling": lambda c: "compute" not in classify(row(10.0, flops=1.8e9), c, 0.5).limits,
     # More than any cache holds is never cached, however fast; less may be.
-    "beyond all caches": lambda c: main_limit(row(1.0, bytes=3e8, beyond=3e8), ceilings=c) == "bandwidth",
-    "beyond the knee, fast": lambda c: main_limit(row(0.3, bytes=2e8, beyond=2e8), ceilings=c) == "cache",
+    "beyond all caches": lambda c: main_limit(row(1.0, bytes=3e8, memory_bytes=3e8), ceilings=c) == "bandwidth",
+    "beyond the knee, fast": lambda c: main_limit(row(0.3, bytes=2e8, memory_bytes=2e8), ceilings=c) == "cache",
     # A call of an operator that computes nothing may take some times the cost of the simplest one.
     "only a call": lambda c: classify(row(0.003), c, 0.5).limits.keys() == {"dispatch"},
     "more than a call": lambda c: "operator" in classify(row(0.0065), c, 0.5).limits,
@@ -251,7 +259,7 @@ def test_c_code_outside_torch_is_told_from_the_interpreter() -> None:
 
 def test_figures_do_not_round_to_nothing() -> None:
     fast = replace(CEILINGS, rows_memory=((64, 0.03), (1024, 0.1)), rows_cache=((64, 0.01), (1024, 0.02)))
-    step = step_of(row(30.0, "aten::embedding", rows=1e9, missed=1e9, row_bytes=64, bytes=6.4e10), ms=30.0)
+    step = step_of(row(30.0, "aten::embedding", rows=1e9, memory_rows=1e9, row_bytes=64, bytes=6.4e10), ms=30.0)
     text = decide(attribute(step, fast), step, fast).because[0]
     assert "at 0.0300 ns a row (memory: 0.0300 ns, of which 0.0" in text
 
@@ -269,10 +277,10 @@ SLOW_ROWS = replace(CEILINGS, rows_memory=((64, 100.0), (1024, 200.0)), rows_cac
 @pytest.mark.parametrize(
     ("operator", "limit"),
     [
-        (row(5.0, "aten::embedding", missed=100_000, **ROWS), "latency"),  # prefetched
-        (row(1.4, "aten::embedding", missed=100_000, **ROWS), "cache"),
-        (row(1.4, "recperf::bag_sum", missed=100_000, **ROWS), "latency"),  # by C code, slower than a stream
-        (row(0.3, "recperf::bag_sum", missed=100_000, **ROWS), "cache"),
+        (row(5.0, "aten::embedding", memory_rows=100_000, **ROWS), "latency"),  # prefetched
+        (row(1.4, "aten::embedding", memory_rows=100_000, **ROWS), "cache"),
+        (row(1.4, "recperf::bag_sum", memory_rows=100_000, **ROWS), "latency"),  # by C code, slower than a stream
+        (row(0.3, "recperf::bag_sum", memory_rows=100_000, **ROWS), "cache"),
         # Counted as cached, of a table beyond the knee: lost by then, if it took nearer to memory than to the cache.
         (row(5.0, "aten::embedding", table_rows=1 << 20, **ROWS), "latency"),
         (row(2.0, "aten::embedding", table_rows=1 << 20, **ROWS), "cache"),
@@ -292,10 +300,10 @@ def test_each_operator_goes_to_the_ceiling_that_explains_it(operator: Operator, 
 
 
 def test_data_beyond_all_caches_shows_that_a_ceiling_is_too_low() -> None:
-    divided = classify(row(1.0, "aten::_fused_adamw_", bytes=3e8, beyond=3e8), CEILINGS, 0.5)
+    divided = classify(row(1.0, "aten::_fused_adamw_", bytes=3e8, memory_bytes=3e8), CEILINGS, 0.5)
     assert divided.limits.keys() == {"dispatch", "bandwidth"}
     assert "the ceiling is too low: the fastest measured stream takes 15.0 times as long" in divided.note
-    step = step_of(row(1.0, bytes=3e8, beyond=3e8))
+    step = step_of(row(1.0, bytes=3e8, memory_bytes=3e8))
     sentence = decide(attribute(step, CEILINGS), step, CEILINGS).because[0]
     assert sentence.endswith("at 300 GB/s where this machine streams 20 GB/s; the ceiling is too low.")
 
@@ -316,7 +324,7 @@ def test_random_rows_are_latency_or_bandwidth_by_the_measured_widths() -> None:
     widths = replace(CEILINGS, rows_memory=tuple((size, 100 + 0.1 * size) for size in (64, 256, 1000, 4000)))
     assert [widths.latency_share(size) for size in (64, 1000, 4000)] == pytest.approx([100 / 106.4, 0.5, 0.2])
     call = 0.5 * CEILINGS.calls["index"] / 1e6
-    rows = row(20.0 + call, "aten::embedding", rows=100_000, missed=100_000, row_bytes=1000, bytes=1e8)
+    rows = row(20.0 + call, "aten::embedding", rows=100_000, memory_rows=100_000, row_bytes=1000, bytes=1e8)
     # 14 ms: prefetched; an implementation can hide latency, but it moves all bytes.
     for ms, latency, bandwidth in ((20.0, 10, 10), (30.0, 15, 15), (14.0, 4, 10)):
         divided = classify(changed(rows, ms=ms + call), widths, 0.5).limits

@@ -9,7 +9,7 @@ import torch
 
 from recperf.data.batch import ClickBatch
 from recperf.data.config import RandomBagsConfig
-from recperf.data.order import WHOLE, RankPart
+from recperf.data.order import WHOLE, RankShare
 from recperf.data.random_bags import RandomBags
 from recperf.ops.draw import FAST_KINDS, MULTIPLIERS
 
@@ -24,8 +24,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def source(implementation: Any, ids: Any = "uniform", **changes: Any) -> RandomBags:
-    changes = SHAPES["odd"] | {"seed": 5, "part": WHOLE} | changes
-    shape = {name: changes.pop(name) for name in ("rows", "dense", "batch_size", "seed", "part")}
+    changes = SHAPES["odd"] | {"seed": 5, "rank_share": WHOLE} | changes
+    shape = {name: changes.pop(name) for name in ("rows", "dense", "batch_size", "seed", "rank_share")}
     config = RandomBagsConfig(ids=ids, batches=1000, **changes)
     keys = tuple("abcdef"[: len(shape["rows"])])
     return RandomBags(keys=keys, implementation=implementation, config=config, **shape)
@@ -82,7 +82,7 @@ def test_a_part_of_a_batch_has_the_bits_of_the_whole(implementation: str, shape:
     options = SHAPES[shape] | {"distinct": shape == "odd", "batch_size": 7}
     whole = source(implementation, **options).batch(0, 3)
     for rank in range(3):
-        part = source(implementation, part=RankPart(rank, 3), **options).batch(0, 3)
+        part = source(implementation, rank_share=RankShare(rank, 3), **options).batch(0, 3)
         these = list(range(rank, 7, 3))
         assert torch.equal(part.dense_BD, whole.dense_BD[these])
         assert torch.equal(part.labels_B, whole.labels_B[these])

@@ -11,14 +11,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from recperf.ops.history import Crosses, Events, HistoryArrays, Picked, Rule, native, reference
-from recperf.ops.history.reference import POOLS
+from recperf.ops.history.reference import ACTION_BITS
 
 BODIES = [
     pytest.param(reference, id="reference"),
     pytest.param(native, id="native"),
 ]
 LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
-INTERLEAVED, ANY = (LISTEN_PLUS, LIKE, SKIP), (POOLS,)
+INTERLEAVED, ANY = (LISTEN_PLUS, LIKE, SKIP), (ACTION_BITS,)
 ITEMS = 1000
 
 
@@ -33,16 +33,16 @@ def store_of(kinds: NDArray[np.uint8], layout: str = "packed", **changes: Any) -
     if layout == "packed":
         columns["kinds_E"] = kinds
     else:
-        pools = [(kinds & bit) > 0 for bit in INTERLEAVED]
-        columns["flags"] = tuple(pools)
+        actions = [(kinds & bit) > 0 for bit in INTERLEAVED]
+        columns["flags"] = tuple(actions)
     return Events(**columns | changes)
 
 
 def kinds_with(events: int, shares: tuple[float, ...], seed: int = 0) -> NDArray[np.uint8]:
     """Kinds by the shares of listen-plus, like, skip and none, with an organic bit and a type that must not matter."""
     draw = np.random.default_rng(seed)
-    pools = np.array([LISTEN_PLUS, LIKE, SKIP, 0], np.uint8)[draw.choice(4, events, p=shares)]
-    return np.asarray(pools | draw.integers(0, 32, events).astype(np.uint8) << 3, np.uint8)
+    actions = np.array([LISTEN_PLUS, LIKE, SKIP, 0], np.uint8)[draw.choice(4, events, p=shares)]
+    return np.asarray(actions | draw.integers(0, 32, events).astype(np.uint8) << 3, np.uint8)
 
 
 def filled(body: Any, store: Events, begin_B: NDArray[np.int64], picked: Picked) -> HistoryArrays:
@@ -60,31 +60,31 @@ def filled(body: Any, store: Events, begin_B: NDArray[np.int64], picked: Picked)
 
 def expected(kinds: NDArray[np.uint8], begin: int, position: int, rule: Rule) -> list[int]:
     chosen: set[int] = set()
-    for pool in rule.pools:
-        chosen |= set([place for place in range(begin, position) if kinds[place] & pool][-rule.cap :])
+    for action in rule.actions:
+        chosen |= set([place for place in range(begin, position) if kinds[place] & action][-rule.cap :])
     return sorted(chosen)[-rule.most :]
 
 
 SHARES = {
     "as in life": (0.61, 0.02, 0.36, 0.01),
     "few": (0.004, 0.002, 0.004, 0.99),
-    "one pool": (0.0, 0.0, 1.0, 0.0),
+    "one action": (0.0, 0.0, 1.0, 0.0),
     "none": (0.0, 0.0, 0.0, 1.0),
     "likes": (0.1, 0.8, 0.1, 0.0),
 }
 RULES = {
-    "cut": Rule(pools=INTERLEAVED, cap=40, most=50),
-    "long": Rule(pools=INTERLEAVED, cap=1000, most=4000),
-    "one each": Rule(pools=INTERLEAVED, cap=1, most=3),
-    "newest": Rule(pools=INTERLEAVED, cap=7, most=1),
-    "last": Rule(pools=ANY, cap=100, most=1000),
-    "last cut": Rule(pools=ANY, cap=129, most=128),
-    "last one": Rule(pools=ANY, cap=1, most=1),
+    "cut": Rule(actions=INTERLEAVED, cap=40, most=50),
+    "long": Rule(actions=INTERLEAVED, cap=1000, most=4000),
+    "one each": Rule(actions=INTERLEAVED, cap=1, most=3),
+    "newest": Rule(actions=INTERLEAVED, cap=7, most=1),
+    "last": Rule(actions=ANY, cap=100, most=1000),
+    "last cut": Rule(actions=ANY, cap=129, most=128),
+    "last one": Rule(actions=ANY, cap=1, most=1),
 }
 
 
 CASES = [
-    ("as in life", "cut"), ("as in life", "long"), ("few", "one each"), ("likes", "newest"), ("one pool", "last cut"),
+    ("as in life", "cut"), ("as in life", "long"), ("few", "one each"), ("likes", "newest"), ("one action", "last cut"),
     ("as in life", "last"), ("none", "last one"),
 ]  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_picks_and_fills_as_plain_python_does(body: Any, layout: str, shares: st
         actual = begin + picked.places_T[part].astype(np.int64)
         assert actual.tolist() == expected(kinds, begin, position, rule)
         items = store.items_E[actual].astype(np.int64)
-        assert picked.actions_T[part].tolist() == (kinds[actual] & POOLS).tolist()
+        assert picked.actions_T[part].tolist() == (kinds[actual] & ACTION_BITS).tolist()
         assert room.items_T[part].tolist() == items.tolist()
         assert room.artists_T[part].tolist() == store.catalogue_I2[items, 0].tolist()
         assert room.albums_T[part].tolist() == store.catalogue_I2[items, 1].tolist()

@@ -66,9 +66,9 @@ def test_a_signal_that_ends_at_once_leaves_no_child_and_where_it_can_be_caught_n
 ) -> None:
     code = (
         "import pathlib, sys; from recperf.stop import FLAG\n"
-        "from recperf.files import atomic_file; from recperf.folders import fresh_folder\n"
+        "from recperf.files import atomic_file; from recperf.folders import new_folder\n"
         "FLAG.listen(); FLAG.ends_at_once = True; place = pathlib.Path(sys.argv[1])\n"
-        "with atomic_file(place / 'report.html'), fresh_folder(place / 'new') as folder:\n"
+        "with atomic_file(place / 'report.html'), new_folder(place / 'new') as folder:\n"
         f"    (folder / 'half').write_text('x'); exec({CHILDREN[work]!r})"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:

@@ -141,16 +141,16 @@ def test_times_change_beyond_the_middle_of_their_steps(
 
 
 @pytest.mark.parametrize(
-    ("share", "change", "says", "beyond"),
+    ("share", "change", "says", "exceeds"),
     [
         (0.05, 0.11, "slower", True), (0.07, 0.11, "slower", True), (0.049, 0.11, "slower", False),
         (0.03, 0.11, "slower", False), (0.5, 0.1, "slower", False), (0.5, None, "slower", True),
         (0.5, 0.11, "within noise", False), (0.5, None, "new", False),
     ],
 )  # fmt: skip
-def test_a_gate_holds_large_parts_beyond_noise(share: float, change: float | None, says: str, beyond: bool) -> None:
+def test_a_gate_holds_large_parts_beyond_noise(share: float, change: float | None, says: str, exceeds: bool) -> None:
     row = TimeChange(name="x", old_ms=None, new_ms=None, share=share, difference_ms=1.0, change=change, says=says)
-    assert row.beyond(0.1) is beyond
+    assert row.exceeds(0.1) is exceeds
 
 
 def side(name: str = "a", **fields: Any) -> Side:

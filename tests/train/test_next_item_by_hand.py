@@ -140,7 +140,7 @@ def test_items_are_taken_again_where_more_than_a_twentieth_of_the_events_repeat(
         assert seen_by_default(data_of([[*history, 1, 1]])) == expected
     # The same item of two users is no repeat: 6 of 100 events are, for one user only.
     assert seen_by_default(data_of([[*range(1, 51), 1, 1], [*range(1, 51), 1, 1]])) == "left-out"
-    nothing = replace(data_of([[1, 2], [2, 1]], times=True), split="time", moments=(-1, 50))
+    nothing = replace(data_of([[1, 2], [2, 1]], times=True), split="time", split_times=(-1, 50))
     assert seen_by_default(nothing) == "left-out"
 
 

@@ -38,10 +38,10 @@ def command(arguments: list[str]) -> int:
         raise UsageError(what, fix="recperf compare OLD NEW")
     gate = parse_gate(options.gate) if options.gate is not None else None
     comparison = compare(*map(load, options.paths))
-    beyond = comparison.regressions(gate) if gate is not None else []
+    slower = comparison.regressions(gate) if gate is not None else []
     error = failure(comparison, gate) if gate is not None else None
     if options.json:
-        checked = None if gate is None else {"limit": gate, "beyond": [change.name for change in beyond]}
+        checked = None if gate is None else {"limit": gate, "beyond": [change.name for change in slower]}
         return conclude(error, {**msgspec.to_builtins(comparison), "gate": checked})
     from ..runs.compare_report import ROWS, report, times
 
@@ -56,13 +56,13 @@ def command(arguments: list[str]) -> int:
 
 def failure(comparison: Comparison, gate: float) -> GateFailed | None:
     """The parts that exceed the gate; None if none does."""
-    beyond = comparison.regressions(gate)
-    if not beyond:
+    slower = comparison.regressions(gate)
+    if not slower:
         return None
-    listed = ", ".join(f"{component(change.name)} {change.text}" for change in beyond)
+    listed = ", ".join(f"{component(change.name)} {change.text}" for change in slower)
     where: dict[str, object] = {
         component(change.name): f"{time(change.old_ms.p50)} -> {time(change.new_ms.p50)}"
-        for change in beyond
+        for change in slower
         if change.old_ms and change.new_ms
     }
     return GateFailed(f"slower by more than the gate of {gate * 100:.4g}%: {listed}", where=where)

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ..errors import MachineError, RecperfError
-from ..places import dataset_folder, home
+from ..locations import dataset_folder, home
 from ..terminal import print_json, print_text
 from ..units import size
 from . import REQUIRED

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from .. import places
+from .. import locations
 from ..errors import RecperfError
 from ..measure import peaks
 from ..measure.peaks.records import DeviceRates, Knee, PeakFigure, Peaks
@@ -39,7 +39,7 @@ class Options(OutputOptions):
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf peaks", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    places.home()  # A cache folder that cannot be used is named before the measurement, not after it.
+    locations.home()  # A cache folder that cannot be used is named before the measurement, not after it.
     terminal.say("measuring; other processes should be idle")
     measured = peaks.measure(quick=options.quick, say=lambda text: terminal.say(f"  {text}"))
     before, better = None, peaks.better_stored(measured)

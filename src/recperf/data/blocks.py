@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, MachineError
-from ..files import NOT_FILES, digest_of, open_linked
+from ..files import NOT_FILES, digest_of, open_dataset_file
 from ..jsonfile import Count, Struct
 from ..machine import usable_cores
 
@@ -112,12 +112,12 @@ class Column:
                 if within := range(*rows.indices(len(self))):
                     self.require(min(within[0], within[-1]), max(within[0], within[-1]) + 1)
             else:
-                places = np.asarray(rows)
-                if places.dtype == np.bool_:
-                    places = np.flatnonzero(np.broadcast_to(places, len(self)))
-                places = places.astype(np.int64).ravel()
-                places = np.where(places < 0, places + len(self), places)
-                self.require(places, places + 1)
+                positions = np.asarray(rows)
+                if positions.dtype == np.bool_:
+                    positions = np.flatnonzero(np.broadcast_to(positions, len(self)))
+                positions = positions.astype(np.int64).ravel()
+                positions = np.where(positions < 0, positions + len(self), positions)
+                self.require(positions, positions + 1)
         return np.asarray(self.array[rows])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -155,7 +155,7 @@ class StoredColumn(Struct, omit_defaults=True):
     ) -> Column:
         """The file as a column, mapped shared and read-only, of `width` values in a row (0: one, not in a list)."""
         try:
-            with open_linked(path) as file:
+            with open_dataset_file(path) as file:
                 size = file.seek(0, 2)
                 content = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b""
         except OSError as error:

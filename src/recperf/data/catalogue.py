@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from .. import places
+from .. import locations
 from ..errors import DataError, MachineError, UsageError
 from ..files import sha256
-from ..folders import fresh_folder
+from ..folders import new_folder
 from ..stop import poll
 from . import datasets, movielens, movielens_like
 from .config import MovieLensConfig
@@ -39,7 +39,7 @@ def load(config: MovieLensConfig) -> MovieLens:
     if config.source != "embedded":
         if config.path is not None:
             return movielens.read(config.path)
-        if config.source != "auto" or places.dataset_folder(REAL).is_dir():
+        if config.source != "auto" or locations.dataset_folder(REAL).is_dir():
             return movielens.read_download(_downloaded())
     return movielens_like.generate(config.embedded_seed)
 
@@ -48,13 +48,13 @@ def get(name: str, *, say: Say, url: str = URL) -> dict[str, object]:
     """Download a dataset into the user's cache and verify it; an intact copy is left as it is."""
     if name == SYNTHETIC:
         raise UsageError(f"{SYNTHETIC} is built in: there is nothing to fetch", fix=f"recperf data info {SYNTHETIC}")
-    folder = places.dataset_folder(name)
+    folder = locations.dataset_folder(name)
     answer = {"name": name, "folder": str(folder), "licence": LICENCE[name], "digests": movielens.PUBLISHED_SHA256}
     if not _differing(folder):
         say(f"{name} is already in {folder}, intact")
         return {**answer, "downloaded": False}
     say(f"{name}: {LICENCE[name]}")
-    with fresh_folder(folder, ours="|".join((*movielens.FILES, "README"))) as draft:
+    with new_folder(folder, ours="|".join((*movielens.FILES, "README"))) as draft:
         if folder.exists():
             say(f"the content of {folder} is not the published dataset and will be replaced")
         say(f"downloading {url}")

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from .. import places
+from .. import locations
 from ..config import require
 from ..errors import DataError, MachineError, UsageError, did_you_mean
-from ..files import read_linked, reading, sha256
+from ..files import read_dataset_file, reading, sha256
 from ..jsonfile import Struct, read_sealed
 
 
@@ -106,7 +106,7 @@ def names() -> list[str]:
 def imported() -> Iterator[Dataset]:
     """The datasets that a user imported, by name."""
     try:
-        folders = sorted(places.dataset_folder(".").iterdir())
+        folders = sorted(locations.dataset_folder(".").iterdir())
     except OSError:
         return
     for folder in folders:
@@ -126,7 +126,7 @@ def present() -> Iterator[Dataset]:
 def imported_as(name: str) -> Dataset | None:
     """The dataset that a user imported under a name."""
     is_name = os.path.basename(name) == name and name not in ("", ".", "..") and name not in BUILT_IN
-    return _imported(places.dataset_folder(name)) if is_name else None
+    return _imported(locations.dataset_folder(name)) if is_name else None
 
 
 def _imported(folder: Path) -> Dataset | None:
@@ -152,7 +152,7 @@ def find(name: str) -> Dataset:
     """The dataset of a name, or else of a path. An unknown name is an error that lists the nearest one."""
     if name in BUILT_IN:
         kind, inside = BUILT_IN[name]
-        folder = None if inside is None else places.dataset_folder(name) / inside
+        folder = None if inside is None else locations.dataset_folder(name) / inside
         if folder is not None and not folder.is_dir():
             raise missing(name)
         return Dataset(name=name, kind=kind, folder=folder)
@@ -175,7 +175,7 @@ def unknown(name: str) -> UsageError:
 
 def missing(name: str) -> DataError:
     """The error for a dataset that recperf knows and that is not on this machine, or not prepared."""
-    folder = places.dataset_folder(name)
+    folder = locations.dataset_folder(name)
     if any(folder.glob("raw/flat/*/*.parquet")):
         what, fix = f"{name} is downloaded but not prepared", f"recperf data prepare {name}"
     else:
@@ -261,7 +261,7 @@ def read_sums(path: Path) -> dict[str, str]:
     """The sum of each file by its path below the folder, from lines of a sum, two spaces and a path."""
     try:
         with reading(path):
-            lines = read_linked(path).decode().splitlines()
+            lines = read_dataset_file(path).decode().splitlines()
     except UnicodeDecodeError:
         raise DataError("the list of sums is not text", where={"file": path}, fix="check --sums") from None
     except OSError as error:

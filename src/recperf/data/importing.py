@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .. import places
+from .. import locations
 from ..errors import DataError, UsageError
 from ..folders import alone
 from . import datasets
@@ -16,7 +16,7 @@ from .click_store.options import ClickOptions
 from .yambda.import_options import ImportOptions
 
 _ASIDE = ".replaced"
-"""How the name of a store ends while another takes its place."""
+"""How the name of a store ends while another takes its folder."""
 Progress = Callable[..., Callable[..., None]]
 """Returns what is called with how much of some work is done, and with all of it, for the work's name and its unit."""
 
@@ -25,27 +25,27 @@ def import_file(
     options: ImportOptions | ClickOptions, *, store: Path | None = None, replace: bool = False, progress: Progress
 ) -> dict[str, Any]:
     """Import the file that the options name, into `store` or under the dataset's name, and describe the dataset. A
-    finished import of the same file and options is left as it is. With `replace` the import takes the place of the
+    finished import of the same file and options is left as it is. With `replace` the import takes the folder of the
     dataset of this name, which stays if the import fails."""
     kind = "clicks" if isinstance(options, ClickOptions) else "events"
     if store is not None:
         if replace:
             raise UsageError("a dataset is replaced by its name", fix="--name NAME in place of --store")
         return _described(options, store, progress)
-    place = places.dataset_folder(options.name)
+    folder = locations.dataset_folder(options.name)
     if not replace:
         datasets.refuse_other_kind(options.name, kind)
-    existed = place.exists()
+    existed = folder.exists()
     try:
-        with alone(place, what=f"importing {options.name}"), _set_aside(options.name, wished=replace):
+        with alone(folder, what=f"importing {options.name}"), _set_aside(options.name, wished=replace):
             # An import of the other kind may have ended just before.
             datasets.refuse_other_kind(options.name, kind)
-            return _described(options, place / Path(datasets.KINDS[kind].manifest).parent, progress)
+            return _described(options, folder / Path(datasets.KINDS[kind].manifest).parent, progress)
     finally:
         if not existed:
             # Of an import that failed nothing is left.
             with suppress(OSError):
-                place.rmdir()
+                folder.rmdir()
 
 
 def _described(options: Any, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def _described(options: Any, folder: Path, progress: Progress) -> dict[str, Any]
 def _set_aside(name: str, *, wished: bool) -> Iterator[None]:
     """If wished, put the dataset of a name aside for a block, and back if the block fails; else it is removed then. One
     that a killed process had put aside comes back first."""
-    place = places.dataset_folder(name)
-    for left in place.glob(f"*{_ASIDE}"):
+    folder = locations.dataset_folder(name)
+    for left in folder.glob(f"*{_ASIDE}"):
         if not left.with_suffix("").exists():
             left.rename(left.with_suffix(""))
     existing = datasets.imported_as(name) if wished else None
@@ -86,17 +86,17 @@ def remove_dataset(name: str, *, needed_by: list[str], force: bool) -> dict[str,
     existing = datasets.imported_as(name)
     if name in datasets.BUILT_IN:
         what = f"{name} is no dataset that you imported"
-        raise UsageError(what, fix=f"remove its folder by hand: {places.dataset_folder(name)}")
+        raise UsageError(what, fix=f"remove its folder by hand: {locations.dataset_folder(name)}")
     if existing is None or existing.folder is None:
         raise datasets.unknown(name)
     if needed_by and not force:
         what = f"runs need {name} to be resumed, scored or started from: {', '.join(needed_by)}"
         raise DataError(what, where={"folder": existing.folder}, fix="--force removes it all the same")
     rows, size = existing.rows, existing.bytes
-    place = places.dataset_folder(name)
-    with alone(place, what=f"importing or removing {name}"):
+    folder = locations.dataset_folder(name)
+    with alone(folder, what=f"importing or removing {name}"):
         shutil.rmtree(existing.folder)
     # Files of others stay, and the folder with them.
     with suppress(OSError):
-        place.rmdir()
+        folder.rmdir()
     return {"name": name, "folder": str(existing.folder), "rows": rows, "bytes": size, "needed_by": needed_by}

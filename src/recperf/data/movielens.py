@@ -172,7 +172,7 @@ def read(folder: Path) -> MovieLens:
 
 def _read_file(path: Path) -> bytes:
     try:
-        content = content_of(path, linked=True)
+        content = content_of(path, follow_links=True)
         if not content.strip():
             raise ValueError("it is empty")
     except (OSError, ValueError) as error:

@@ -135,8 +135,8 @@ def _draw_genres(rng: np.random.Generator, items: int) -> NDArray[np.uint8]:
     per_film = np.array(_GENRES_PER_FILM, dtype=np.float64)
     count = rng.choice(len(per_film), size=items, p=per_film / per_film.sum()) + 1
     arrival = rng.standard_exponential((items, len(GENRES))) / shares
-    place = np.argsort(np.argsort(arrival, axis=1, kind="stable"), axis=1, kind="stable")
-    return (place < count[:, None]).astype(np.uint8)
+    rank = np.argsort(np.argsort(arrival, axis=1, kind="stable"), axis=1, kind="stable")
+    return (rank < count[:, None]).astype(np.uint8)
 
 
 def _counts(shape: tuple[float, ...], size: int, total: int, low: int, high: int) -> Ints:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .yambda.item_features import ItemValues, item_values
-from .yambda.schema import LIKE, LISTEN_PLUS, POOLS
+from .yambda.schema import ACTION_BITS, LIKE, LISTEN_PLUS
 from .yambda.store import EventStore
 
 SplitRule = Literal["leave-one-out", "time"]
@@ -50,7 +50,7 @@ class Targets:
 
     users_N: Longs
     positions_N: Longs
-    """Places of the target events in `NextItemData.items_E`."""
+    """Positions of the target events in `NextItemData.items_E`."""
 
     def __len__(self) -> int:
         return len(self.users_N)
@@ -68,8 +68,8 @@ class NextItemData:
     times_E: Longs | None
     """Seconds; None where the file has no times, only an order."""
     split: SplitRule = "leave-one-out"
-    moments: tuple[int, int] | None = None
-    """With a split by time: validation begins at the first moment and the test at the second."""
+    split_times: tuple[int, int] | None = None
+    """With a split by time: when validation begins, and when the test does."""
     store: EventStore | None = None
     padding_id: int = 0
     """Item k has the number k + padding_id in the store: 0, or -1 if the store has events of its item 0."""
@@ -85,7 +85,7 @@ class NextItemData:
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
         imported = store.imported
         labelled = imported is None or imported.options.label is not None
-        chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else POOLS)) > 0
+        chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else ACTION_BITS)) > 0
         if not chosen_E.any():
             what = f"no event of {store.name} says that a user took an item"
             raise DataError(what, where={"store": store.folder}, fix="check the label that was imported")
@@ -101,7 +101,7 @@ class NextItemData:
             items_E=(items_E - padding_id).astype(np.int32),
             times_E=times_E,
             split=split,
-            moments=None if split == "leave-one-out" else _moments(store, times_E, held_out),
+            split_times=None if split == "leave-one-out" else _split_times(store, times_E, held_out),
             store=store,
             padding_id=padding_id,
         )
@@ -144,15 +144,15 @@ class NextItemData:
 
     def _first_from(self, part: int) -> Longs:
         """Position of each user's first event at or after a moment; the end of the user's events if there is none."""
-        assert self.moments is not None
+        assert self.split_times is not None
         assert self.times_E is not None
-        before_E1 = np.concatenate([[0], np.cumsum(self.times_E < self.moments[part])])
+        before_E1 = np.concatenate([[0], np.cumsum(self.times_E < self.split_times[part])])
         begins_U = self.offsets_U1[:-1]
         first_U: Longs = begins_U + before_E1[self.offsets_U1[1:]] - before_E1[begins_U]
         return first_U
 
 
-def _moments(store: EventStore, times_E: Longs | None, held_out: float) -> tuple[int, int]:
+def _split_times(store: EventStore, times_E: Longs | None, held_out: float) -> tuple[int, int]:
     """When validation and test begin, so that each has half of the held-out events."""
     if times_E is None:
         what = f"{store.name} has no times, only {store.time_order}: it cannot be split by time"
@@ -209,17 +209,17 @@ class PlantedSequences:
         follows_GG = self.next_groups()
         groups_UL = rng.integers(self.groups, size=(self.users, LONGEST))
         drawn_UL = rng.random((self.users, LONGEST)) >= FOLLOWS
-        for place in range(2, LONGEST):
-            following_U = follows_GG[groups_UL[:, place - 2], groups_UL[:, place - 1]]
-            groups_UL[:, place] = np.where(drawn_UL[:, place], groups_UL[:, place], following_U)
-        places_UL = rng.choice(self.group_items, size=(self.users, LONGEST), p=self.shares())
+        for step in range(2, LONGEST):
+            following_U = follows_GG[groups_UL[:, step - 2], groups_UL[:, step - 1]]
+            groups_UL[:, step] = np.where(drawn_UL[:, step], groups_UL[:, step], following_U)
+        item_UL = rng.choice(self.group_items, size=(self.users, LONGEST), p=self.shares())
         there_UL = np.arange(LONGEST) < lengths_U[:, None]
         return NextItemData(
             name="planted-sequences",
             items=self.items,
             users=self.users,
             offsets_U1=np.concatenate([[0], np.cumsum(lengths_U)]),
-            items_E=(1 + groups_UL * self.group_items + places_UL)[there_UL].astype(np.int32),
+            items_E=(1 + groups_UL * self.group_items + item_UL)[there_UL].astype(np.int32),
             times_E=None,
         )
 

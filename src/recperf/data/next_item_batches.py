@@ -79,7 +79,7 @@ class EventsOnDevice:
         self.times_E = None if data.times_E is None else torch.from_numpy(data.times_E).to(device)
 
     def batch(self, begins_B: Tensor, lengths_B: Tensor) -> SequenceBatch:
-        """Sequences of so many positions, by their first event. The event after the last position is its target, so it
+        """Sequences of these lengths, by their first event. The event after the last position is its target, so it
         must exist. Begins and lengths are on the host: nothing waits for the device."""
         offsets_B1 = torch.zeros(len(lengths_B) + 1, dtype=torch.int64)
         torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
@@ -93,15 +93,15 @@ class EventsOnDevice:
         both on the device."""
         offsets_B1, shifts_B = torch.split(packed, [len(packed) // 2 + 1, len(packed) // 2])
         rows_T = torch.searchsorted(offsets_B1, numbers_T, right=True) - 1
-        places_T = numbers_T + shifts_B[rows_T]
+        events_T = numbers_T + shifts_B[rows_T]
         return SequenceBatch(
             offsets_B1=offsets_B1,
-            items_T=self.items_E[places_T],
-            targets_T=self.items_E[places_T + 1],
+            items_T=self.items_E[events_T],
+            targets_T=self.items_E[events_T + 1],
             positions_T=numbers_T - offsets_B1[rows_T],
             longest=longest,
-            times_T=None if self.times_E is None else self.times_E[places_T],
-            next_times_T=None if self.times_E is None else self.times_E[places_T + 1],
+            times_T=None if self.times_E is None else self.times_E[events_T],
+            next_times_T=None if self.times_E is None else self.times_E[events_T + 1],
         )
 
 

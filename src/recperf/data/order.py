@@ -30,14 +30,14 @@ twice."""
 
 
 @dataclass(frozen=True)
-class RankPart:
+class RankShare:
     """The samples of every batch that one of several ranks makes: rank, rank + ranks, rank + 2 ranks and so on."""
 
     rank: int = 0
     ranks: int = 1
 
     def own(self, samples: int) -> range:
-        """Their places in a batch of so many samples."""
+        """Their positions in a batch of this many samples."""
         return range(self.rank, samples, self.ranks)
 
     def made(self, samples: int) -> range:
@@ -47,14 +47,14 @@ class RankPart:
     def rows(self, first: int, last: int, batch_size: int, end: int) -> NDArray[np.int64]:
         """Which rows of first .. last - 1 are made, of consecutive batches that end with row `end`."""
         rows_N = np.arange(first, last)
-        place_N = rows_N % batch_size
-        samples_N = np.minimum(batch_size, end - (rows_N - place_N))
-        instead_N = (self.rank >= samples_N) & (place_N == 0)
-        made_N: NDArray[np.int64] = rows_N[(place_N % self.ranks == self.rank) | instead_N]
+        position_N = rows_N % batch_size
+        samples_N = np.minimum(batch_size, end - (rows_N - position_N))
+        instead_N = (self.rank >= samples_N) & (position_N == 0)
+        made_N: NDArray[np.int64] = rows_N[(position_N % self.ranks == self.rank) | instead_N]
         return made_N
 
 
-WHOLE = RankPart()
+WHOLE = RankShare()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,15 +94,15 @@ class ShuffledOrder:
     samples: Samples
     batch_size: int
     seed: int
-    part: RankPart = WHOLE
+    rank_share: RankShare = WHOLE
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return -(-len(self.samples) // self.batch_size)
 
-    def share(self, part: RankPart) -> ShuffledOrder:
-        """The same batches, of which only a part is made."""
-        return replace(self, part=part)
+    def share(self, rank_share: RankShare) -> ShuffledOrder:
+        """The same batches, of which only this share is made."""
+        return replace(self, rank_share=rank_share)
 
     def whole_samples(self, number: int) -> int:
         """Samples of a batch of an epoch, those of all ranks together."""
@@ -111,18 +111,18 @@ class ShuffledOrder:
     def batches(self, epoch: int, start: int = 0) -> Iterator[ClickBatch]:
         """Yield the batches of an epoch, beginning with `start`."""
         order_N = permutation(len(self.samples), self.seed, epoch)
-        if self.part == WHOLE:
+        if self.rank_share == WHOLE:
             return cut(self.samples.select(order_N), self.batch_size, start)
-        return cut_part(self.samples, self.batch_size, self.part, start, order_N)
+        return cut_share(self.samples, self.batch_size, self.rank_share, start, order_N)
 
 
-def cut_part(
-    samples: Samples, batch_size: int, part: RankPart, start: int = 0, order_N: Tensor | None = None
+def cut_share(
+    samples: Samples, batch_size: int, rank_share: RankShare, start: int = 0, order_N: Tensor | None = None
 ) -> Iterator[ClickBatch]:
-    """A part of each of the batches that `cut` yields of samples in an order; nothing else is gathered."""
-    rows_N = torch.from_numpy(part.rows(start * batch_size, len(samples), batch_size, len(samples)))
+    """One share of each of the batches that `cut` yields of samples in an order; nothing else is gathered."""
+    rows_N = torch.from_numpy(rank_share.rows(start * batch_size, len(samples), batch_size, len(samples)))
     own = samples.select(rows_N if order_N is None else order_N[rows_N])
-    return cut(own, len(part.made(batch_size)))
+    return cut(own, len(rank_share.made(batch_size)))
 
 
 def cut(samples: Samples, batch_size: int, start: int = 0) -> Iterator[ClickBatch]:
@@ -161,8 +161,8 @@ class ClickOrder:
     split: Split = "train"
     block_rows: int = BLOCK_ROWS
     group_blocks: int = GROUP_BLOCKS
-    part: RankPart = WHOLE
-    """The samples of each batch that are read; the order of all of them is the same whatever the part is."""
+    rank_share: RankShare = WHOLE
+    """The samples of each batch that are read; the order of all of them is the same whatever the share is."""
     _offsets: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -173,9 +173,9 @@ class ClickOrder:
         """Batches in an epoch."""
         return -(-self.rows // self.batch_size)
 
-    def share(self, part: RankPart) -> ClickOrder:
-        """The same batches, of which only a part is read."""
-        return replace(self, part=part)
+    def share(self, rank_share: RankShare) -> ClickOrder:
+        """The same batches, of which only this share is read."""
+        return replace(self, rank_share=rank_share)
 
     def whole_samples(self, number: int) -> int:
         """Samples of a batch of an epoch, those of all ranks together."""
@@ -193,10 +193,10 @@ class ClickOrder:
             mixed = hash_int(index, self.seed) >> 11
             order_N = permutation(lengths[index], mixed, epoch).numpy()
             before = int(ends[index]) - lengths[index]
-            if self.part == WHOLE:
+            if self.rank_share == WHOLE:
                 return self._gather(groups[index]).take(order_N[max(0, begin - before) :])
-            own_N = self.part.rows(max(begin, before), int(ends[index]), self.batch_size, self.rows) - before
-            return self.store.take(self.split, self._places(groups[index])[order_N[own_N]])
+            own_N = self.rank_share.rows(max(begin, before), int(ends[index]), self.batch_size, self.rows) - before
+            return self.store.take(self.split, self._positions(groups[index])[order_N[own_N]])
 
         return self._cut(_ahead(shuffled, range(first, len(groups))))
 
@@ -209,16 +209,16 @@ class ClickOrder:
 
         def straight(first: int) -> Rows:
             last = min(end, first + group)
-            if self.part == WHOLE:
+            if self.rank_share == WHOLE:
                 return self.store.rows_of(self.split, first, last)
-            return self.store.take(self.split, self.part.rows(first, last, self.batch_size, end))
+            return self.store.take(self.split, self.rank_share.rows(first, last, self.batch_size, end))
 
         return self._cut(_ahead(straight, firsts))
 
     def _lengths(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum(self.rows - blocks * self.block_rows, self.block_rows)
 
-    def _places(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _positions(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of some blocks, by their position in the split."""
         lengths = self._lengths(blocks)
         within_N = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -234,7 +234,7 @@ class ClickOrder:
         """Batches of the rows of consecutive groups; a batch may span two groups."""
         begun: list[tuple[Tensor, Tensor, Tensor]] = []
         # Only the last batch may have fewer, and it ends with the rows.
-        size = missing = len(self.part.made(self.batch_size))
+        size = missing = len(self.rank_share.made(self.batch_size))
         for rows in groups:
             dense_ND, ids_NS, labels_N = map(torch.from_numpy, (rows.dense_ND, rows.ids_NS, rows.labels_N))
             at = 0

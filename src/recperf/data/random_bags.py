@@ -23,7 +23,7 @@ from ..ops.draw import Buffers, DrawPlan, choose, reference, shared_space
 from ..ops.draw.shared_space import SharedSpacePlan
 from .batch import ClickBatch, JaggedFeatures
 from .config import RandomBagsConfig
-from .order import WHOLE, RankPart
+from .order import WHOLE, RankShare
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class RandomBags:
     config: RandomBagsConfig
     implementation: Name = "auto"
     """What draws: reference (torch), native (C, CPU), triton (GPU), or auto."""
-    part: RankPart = WHOLE
+    rank_share: RankShare = WHOLE
     """The samples of each batch that are drawn; the others cost nothing."""
 
     def __post_init__(self) -> None:
@@ -56,7 +56,12 @@ class RandomBags:
         require(len(self.rows) == tables, "rows", self.rows, f"{tables} numbers: one per key, none with an id_space")
         for name in ("dense", "batch_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        require(self.id_space is None or self.part == WHOLE, "part", self.part, "all samples, with an id_space")
+        require(
+            self.id_space is None or self.rank_share == WHOLE,
+            "rank_share",
+            self.rank_share,
+            "all samples, with an id_space",
+        )
         # Built here, so that a table that does not fit is rejected before anything is drawn.
         _ = self.plan
 
@@ -64,9 +69,9 @@ class RandomBags:
         """Batches in an epoch."""
         return self.config.batches
 
-    def share(self, part: RankPart) -> RandomBags:
-        """The same batches, of which only a part is drawn."""
-        return replace(self, part=part)
+    def share(self, rank_share: RankShare) -> RandomBags:
+        """The same batches, of which only this share is drawn."""
+        return replace(self, rank_share=rank_share)
 
     def whole_samples(self, number: int) -> int:
         """Samples of a batch, those of all ranks together."""
@@ -139,12 +144,12 @@ class RandomBags:
                 device=self.device,
                 exponent=config.exponent,
             )
-        places = self.part.made(self.batch_size)
+        samples = self.rank_share.made(self.batch_size)
         return DrawPlan(
-            samples=len(places),
+            samples=len(samples),
             whole=self.batch_size,
-            begin=places.start,
-            step=places.step,
+            begin=samples.start,
+            step=samples.step,
             dense=self.dense,
             kind=config.ids,
             rows=self.rows,

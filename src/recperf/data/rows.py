@@ -61,9 +61,9 @@ class SplitRows(ABC):
     def rows_of(self, split: Split, first: int, last: int) -> Rows:
         return self._at(self.index[split][first:last])
 
-    def take(self, split: Split, places: NDArray[np.int64]) -> Rows:
+    def take(self, split: Split, positions_N: NDArray[np.int64]) -> Rows:
         """Single rows, in any order."""
-        distinct, where = np.unique(places, return_inverse=True)
+        distinct, where = np.unique(positions_N, return_inverse=True)
         return self._at(self.index[split][distinct]).take(where)
 
     def every(self, split: Split, step: int) -> Rows:
@@ -104,7 +104,7 @@ class BadRow(DataError):
         self.row, self.value = row, what
 
     def after(self, rows: int, path: Path) -> DataError:
-        """The same error of a table that follows so many rows of a file."""
+        """The same error of a table that follows `rows` rows of a file."""
         return DataError(f"row {rows + self.row + 1:,}: {self.value}", where={"file": path}, fix=self.fix)
 
 
@@ -186,7 +186,7 @@ class Ids:
         """The numbers of all ids, in the order of `values`."""
         return np.arange(1, len(self.values) + 1) if self._numbers_V is None else self._numbers_V
 
-    def places(self, column: Any) -> NDArray[np.int64]:
+    def indices(self, column: Any) -> NDArray[np.int64]:
         """Where in `values` each id of a column is; -1 for one that is missing or unknown. A number means the one id
         that denotes it."""
         compute, arrow, column, values = pyarrow(".compute"), pyarrow(), one_array(column), self.values
@@ -199,8 +199,8 @@ class Ids:
                 same = self.values.filter(compute.equal(values, several[0])).to_pylist()[:2]
                 what = f"{self.role} {several[0]} may be {same[0]!r} or {same[1]!r}"
                 raise DataError(what, fix=f"give each {self.role} as text")
-        places = compute.fill_null(compute.index_in(column, value_set=values, skip_nulls=True), -1)
-        return np.asarray(places.cast(arrow.int64()))
+        indices = compute.fill_null(compute.index_in(column, value_set=values, skip_nulls=True), -1)
+        return np.asarray(indices.cast(arrow.int64()))
 
     @cached_property
     def _whole(self) -> tuple[Any, Any]:
@@ -215,9 +215,9 @@ class Ids:
 
     def numbers(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The number of each id, 0 for an unknown one, and which are known."""
-        places = self.places(column)
-        known = places >= 0
-        return np.where(known, self.numbers_V[np.maximum(places, 0)] if len(self) else 0, 0), known
+        indices = self.indices(column)
+        known = indices >= 0
+        return np.where(known, self.numbers_V[np.maximum(indices, 0)] if len(self) else 0, 0), known
 
 
 def one_array(column: Any) -> Any:

@@ -111,8 +111,8 @@ class BagTables(RankTables, Embeddings):
         pooled_FBD = torch.empty(len(self.names), features.batch_size, self.dim, device=self.device)
         if output_MW is not None:
             sums_MFD = output_MW.detach().view(-1, len(order), self.dim)
-            for place, index in enumerate(order):
-                pooled_FBD[self.names.index(self.sharded[index])] = sums_MFD[: features.batch_size, place]
+            for column, index in enumerate(order):
+                pooled_FBD[self.names.index(self.sharded[index])] = sums_MFD[: features.batch_size, column]
         rows_V = copied = None
         if self.copies.names:
             copied = _select(features, self.copies.names)
@@ -143,9 +143,9 @@ class BagTables(RankTables, Embeddings):
     def backward(self, saved: _Saved, features: JaggedFeatures, gradient_FBD: Tensor) -> None:
         if saved.output_MW is not None:
             gradient_MFD = torch.zeros(saved.output_MW.shape[0], len(saved.order), self.dim, device=self.device)
-            for place, index in enumerate(saved.order):
+            for column, index in enumerate(saved.order):
                 gradient_BD = gradient_FBD[self.names.index(self.sharded[index])]
-                gradient_MFD[: gradient_BD.shape[0], place] = gradient_BD
+                gradient_MFD[: gradient_BD.shape[0], column] = gradient_BD
             self._pending.append((saved.output_MW, gradient_MFD.view(saved.output_MW.shape)))
         if saved.rows_V is not None and saved.copied is not None:
             names, table_RD = self.copies.names, self.copies.table_RD

@@ -36,7 +36,7 @@ class RankStore(CheckpointStore):
     """What this rank has read."""
 
     def __post_init__(self) -> None:
-        # A path in a command of rank 0 must mean the same place to all.
+        # A path in a command of rank 0 must mean the same folder to all.
         self.folder = self.folder.absolute()
 
     def save(self, step: int, state: State, *, best: bool) -> None:
@@ -172,7 +172,7 @@ class RankStore(CheckpointStore):
 
 def _nearest(path: Path) -> Path:
     """The folder, or the nearest existing one above it."""
-    return next(place for place in (path, *path.parents) if place.is_dir())
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def _manifest_digest(path: Path) -> str:

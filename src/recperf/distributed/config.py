@@ -117,7 +117,7 @@ class Table:
         return FLOAT * self.rows * self.dim
 
     def sent_vectors(self, batch: int) -> float:
-        """Vectors that a rank with so many samples receives."""
+        """Vectors that a rank with `batch` samples receives."""
         return self.vectors * batch if self.pooled else min(self.ids * batch, self.distinct(batch))
 
 

@@ -33,7 +33,7 @@ class Exchange:
         self._ids: Any = None
         self._arrived: Any = None
         self._placed: list[tuple[Any, Callable[..., None]]] = []
-        """For each lookup of the collection the places of its rows, and what is called when they were used."""
+        """For each lookup of the collection the numbers of its rows, and what is called when they were used."""
         if stream is not None and ready is None:
             stream.wait_stream(torch.cuda.current_stream())
         elif stream is not None:
@@ -65,21 +65,21 @@ class Exchange:
                 self._placed.append(placed)
 
     def receive(self) -> Any:
-        """The places of the rows that other ranks want from this one."""
+        """The numbers of the rows that other ranks want from this one."""
         self.place()
-        places = type(self._arrived)([places for places, _ in self._placed])
+        numbers = type(self._arrived)([one for one, _ in self._placed])
         if self._stream is not None:
             main = torch.cuda.current_stream()
             with self._waiting():
                 main.wait_stream(self._stream)
-            places.record_stream(main)
+            numbers.record_stream(main)
             self._context.record_stream(main)
-        return places
+        return numbers
 
-    def rows(self, places: Any) -> Any:
+    def rows(self, numbers: Any) -> Any:
         """The rows of this rank's ids, looked up by the ranks that hold them; TorchRec's dictionary or keyed tensor."""
         with _no_warnings():
-            return self._collection.compute_and_output_dist(self._context, places).wait()
+            return self._collection.compute_and_output_dist(self._context, numbers).wait()
 
     def finish(self, *, trained: bool = True) -> None:
         """Tell that the rows that were placed are no longer used."""
@@ -136,10 +136,10 @@ class Prefetch:
             if begun is not None:
                 begun[1].finish(trained=False)
             exchange = self._exchange(batch)
-        self._trained, places = exchange, exchange.receive()
+        self._trained, numbers = exchange, exchange.receive()
         if following is not None:
             self._begun = following[0], self._exchange(*following)
-        rows = exchange.rows(places)
+        rows = exchange.rows(numbers)
         if self._begun and self._stream is None:
             # Every rank has sent its counts before it sent rows, so this waits for nobody.
             self._begun[1].send()

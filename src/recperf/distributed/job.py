@@ -140,14 +140,14 @@ def connect(backend: str, init_method: str, rank: int, size: int, timeout_s: flo
 
 def members(ranks: list[tuple[str, str]], backend: str) -> str:
     """A line that says which hosts and devices take part, from those of each rank, and what connects them."""
-    places = []
+    hosts = []
     for (host, device), group in itertools.groupby(range(len(ranks)), key=ranks.__getitem__):
         first, *others = group
-        places.append(f"{first}{f' to {others[-1]}' if others else ''} on {host} ({device})")
-    more = f"; {len(places) - MOST_HOSTS} more hosts" if len(places) > MOST_HOSTS else ""
+        hosts.append(f"{first}{f' to {others[-1]}' if others else ''} on {host} ({device})")
+    more = f"; {len(hosts) - MOST_HOSTS} more hosts" if len(hosts) > MOST_HOSTS else ""
     interfaces = {name: os.environ.get(f"{name.upper()}_SOCKET_IFNAME") for name in ("gloo", "nccl") if name in backend}
     network = " and ".join(f"{name} on {interface}" if interface else name for name, interface in interfaces.items())
-    return f"{len(ranks)} ranks by {network}: {'; '.join(places[:MOST_HOSTS])}{more}"
+    return f"{len(ranks)} ranks by {network}: {'; '.join(hosts[:MOST_HOSTS])}{more}"
 
 
 def agree_on_round(store: Any, rank: int, size: int, timeout_s: float) -> str:

@@ -34,8 +34,8 @@ CHUNK = 1 << 22
 
 def agreed(world: Ranks, tiers: Tiers) -> Tiers:
     """What all ranks do, each of which has decided by its own free memory."""
-    place = PLACES[world.maximum(PLACES.index(tiers.placement))]
-    return replace(tiers, placement=place, cache_bytes=-world.maximum(-tiers.cache_bytes))
+    placement = PLACES[world.maximum(PLACES.index(tiers.placement))]
+    return replace(tiers, placement=placement, cache_bytes=-world.maximum(-tiers.cache_bytes))
 
 
 class CopiedTables:
@@ -66,16 +66,16 @@ class CopiedTables:
         ends = torch.tensor([0, *self.rows.values()]).cumsum(0).tolist()
         self.starts = dict(zip(self.rows, ends))
 
-    def place(self, name: str) -> slice:
+    def rows_of(self, name: str) -> slice:
         """The rows of a table."""
         return slice(self.starts[name], self.starts[name] + self.rows[name])
 
     def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
         """This rank's copies, and the optimizer's states of them."""
         own = [part for part in self.parts if part.rank == self.world.rank]
-        places = [self.place(part.table) for part in own]
-        states = [[] if self.state is None else [*_by_kind(self.state[place], self.dim)] for place in places]
-        return [(part, self.table_RD[place], state) for part, place, state in zip(own, places, states)]
+        slices = [self.rows_of(part.table) for part in own]
+        states = [[] if self.state is None else [*_by_kind(self.state[rows], self.dim)] for rows in slices]
+        return [(part, self.table_RD[rows], state) for part, rows, state in zip(own, slices, states)]
 
     @torch.no_grad()
     def update(self, gradient_RD: Tensor, rate: float, rows_V: Tensor, count: int) -> None:
@@ -174,7 +174,7 @@ class RankTables(nn.Module):
         sent while the next one is computed. None: there is none."""
 
     def local(self) -> list[tuple[TableShard, Tensor, list[Tensor]]]:
-        """This rank's shards and copies on the device: their place, their rows, and the optimizer's states of those,
+        """This rank's shards and copies on the device: their rectangles, rows, and the optimizer's states of those,
         each with a number per row or per weight."""
         return [held for rows in self._local.values() for held in rows.local()] + self.copies.local()
 
@@ -222,13 +222,13 @@ class RankTables(nn.Module):
         for number, name in enumerate(self.names):
             weights, states = [], []
             for part, weight, own_states in (held for held in local if held[0].table == name):
-                place = Rectangle(part.first_row, part.rows, part.first_column, part.columns)
+                rectangle = Rectangle(part.first_row, part.rows, part.first_column, part.columns)
                 # Any rank could write a data-parallel table: they take turns.
                 writes = part.kind != "data-parallel" or number % self.world.size == self.world.rank
-                weights.append(Shard(place, weight.detach(), writes))
+                weights.append(Shard(rectangle, weight.detach(), writes))
                 for kind, own in enumerate(own_states):
                     # In one process the states of one kind lie to the right of those of the kind before.
-                    right = place._replace(first_column=kind * self.dim + part.first_column)
+                    right = rectangle._replace(first_column=kind * self.dim + part.first_column)
                     if self.rule.weight_states and kind == self.rule.weight_states:
                         right, own = right._replace(columns=1), own.view(-1, 1)
                     states.append(Shard(right, own.detach(), writes))

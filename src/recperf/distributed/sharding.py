@@ -81,10 +81,10 @@ def require_room(placed: Sequence[ShardPlacement], demand: Demand, device: str, 
     rank = int(held_R.argmax())
     if held_R[rank] + demand.other_bytes > free:
         beside = f" and {size(demand.other_bytes)} beside it" if demand.other_bytes else ""
-        place = "on the GPU" if device == "cuda" else "in host memory"
+        where = "on the GPU" if device == "cuda" else "in host memory"
         raise MachineError(
             f"the tables do not fit {len(held_R)} ranks: rank {rank} needs {size(held_R[rank])} for its part{beside}, "
-            f"but {size(free)} are free {place}",
+            f"but {size(free)} are free {where}",
             fix="--tables.placement file, more ranks or a smaller batch; recperf plan lists options that fit",
         )
 
@@ -202,7 +202,7 @@ class LocalRows:
             self.tiers = open_tiers(rows, tiers, dim=self.width, state=state, device=device, memory=self._allocate)
 
     def _allocate(self, count: int) -> list[Tensor]:
-        """The memory of so many rows: weights, and the states of the optimizer."""
+        """The memory of `count` rows: weights, and the states of the optimizer."""
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -211,9 +211,9 @@ class LocalRows:
         )
 
         cuda = self.device.type == "cuda"
-        place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if cuda else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        on_gpu, on_cpu = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA), (EmbeddingLocation.HOST, ComputeDevice.CPU)
         self._table: Any = SplitTableBatchedEmbeddingBagsCodegen(
-            [(count, self.width, *place)],
+            [(count, self.width, *(on_gpu if cuda else on_cpu))],
             optimizer=getattr(EmbOptimType, self.rule.fbgemm),
             eps=self.eps,
             learning_rate=0.0,
@@ -239,13 +239,13 @@ class LocalRows:
             held.append((shard, weights, states))
         return held
 
-    def sums(self, places_V: Tensor, offsets: Tensor) -> Tensor:
+    def sums(self, rows_V: Tensor, offsets: Tensor) -> Tensor:
         """The sums of bags of rows, whose backward pass updates the rows."""
         if self.rule.counts:
             # A step has several lookups, and those of an evaluation count there too.
             self._table.iter.fill_(self.updates)
             self._table.iter_cpu.fill_(self.updates)
-        sums: Tensor = self._table(places_V, offsets)
+        sums: Tensor = self._table(rows_V, offsets)
         return sums
 
 
@@ -263,30 +263,30 @@ class Lookup(nn.Module):
         self.starts_F = torch.tensor([rows.starts[name] for name in names] if rows else [], device=device).long()
 
     def place(self, ids: Any, *, required: bool) -> tuple[Any, Callable[..., None]] | None:
-        """The places of the rows of ids that arrived, and what is to be called when they were used: in tiers they are
-        slots until then. None, unless `required`, where the batch before leaves too few slots."""
+        """The numbers on this rank of the rows of ids that arrived, and what is to be called when they were used:
+        in tiers they are slots until then. None, unless `required`, where the batch before leaves too few slots."""
         if self.rows is None:
             return ids, _nothing
         tiers, finish = self.rows.tiers, _nothing
         counts_F = ids.lengths().view(len(self.names), -1).sum(1)
-        places_V = ids.values() + self.starts_F.repeat_interleave(counts_F, output_size=ids.values().numel())
+        rows_V = ids.values() + self.starts_F.repeat_interleave(counts_F, output_size=ids.values().numel())
         if tiers is not None:
-            began, distinct = perf_counter(), unique(places_V)
+            began, distinct = perf_counter(), unique(rows_V)
             place = tiers.place if required else tiers.try_place
             placed = place(distinct.values_U, object())
             tiers.waited(perf_counter() - began)
             if placed is None:
                 return None
-            places_V, finish = placed.index_N[distinct.inverse_N], partial(tiers.finish, placed)
-        return type(ids)(ids.keys(), places_V, lengths=ids.lengths(), stride=ids.stride()), finish
+            rows_V, finish = placed.index_N[distinct.inverse_N], partial(tiers.finish, placed)
+        return type(ids)(ids.keys(), rows_V, lengths=ids.lengths(), stride=ids.stride()), finish
 
     def forward(self, placed: Any) -> Tensor:
         """Single rows, V x D, or the sums of bags, M x FD."""
-        places_V, bags = placed.values(), placed.stride()
-        if self.rows is None or (not self.pooled and not places_V.numel()):
+        rows_V, bags = placed.values(), placed.stride()
+        if self.rows is None or (not self.pooled and not rows_V.numel()):
             # FBGEMM has no operator for nothing at all.
             return torch.zeros(bags if self.pooled else 0, 0, device=self.device, requires_grad=True)
         if not self.pooled:
-            return self.rows.sums(places_V, torch.arange(len(places_V) + 1, device=self.device))
-        sums = self.rows.sums(places_V, placed.offsets())
+            return self.rows.sums(rows_V, torch.arange(len(rows_V) + 1, device=self.device))
+        sums = self.rows.sums(rows_V, placed.offsets())
         return sums.view(len(self.names), bags, -1).transpose(0, 1).reshape(bags, -1)

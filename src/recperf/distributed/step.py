@@ -91,10 +91,10 @@ class Reduction:
     With `overlap` a bucket is sent as soon as its last gradient is there, while the backward pass goes on; without it
     all gradients are one message after the backward pass. Ranks send buckets in one order: the one in which rank 0 had
     its gradients in the first step. That step sends the same buckets, after its backward pass: among more than two
-    ranks the order of a sum depends on the place in a message, and a resumed run begins with such a step.
+    ranks the order of a sum depends on the position in a message, and a resumed run begins with such a step.
 
     DistributedDataParallel is not used. Its first step has other buckets than those after it, so three ranks resume
-    with other bits. It hears of gradients from a single backward pass of autograd, where most models here write theirs
+    with other bits. It gets gradients from a single backward pass of autograd, where most models here write theirs
     out or cut it into parts with names. And a short step takes longer with it (benchmarks/rank_gradients.py).
     """
 
@@ -214,7 +214,7 @@ class Reduction:
 
 
 def cut(sizes: list[int], least: int) -> list[tuple[int, int]]:
-    """Consecutive runs of at least so many bytes, as (start, stop); only the last may have fewer."""
+    """Consecutive runs of at least `least` bytes, as (start, stop); only the last may have fewer."""
     runs, start, held = [], 0, 0
     for stop, size in enumerate(sizes, 1):
         held += size

@@ -63,7 +63,7 @@ class TorchRecTables(RankTables):
             raise RuntimeError("another batch still has gradients: call update() or forget() before the next lookup")
         outputs = self._lookup_shards(inputs.rows)
         for name in self.copies.names:
-            outputs[name] = ops.gather(self.copies.table_RD[self.copies.place(name)], inputs.rows[name])
+            outputs[name] = ops.gather(self.copies.table_RD[self.copies.rows_of(name)], inputs.rows[name])
         rows = {name: outputs[name].detach() for name in inputs.rows}
         if torch.is_grad_enabled():
             self._rows, self._outputs = inputs.rows, outputs
@@ -109,7 +109,7 @@ class TorchRecTables(RankTables):
             gradient_RD, used = torch.zeros_like(self.copies.table_RD), []
             for name in self.copies.names:
                 # The rows of a rank's batch are distinct.
-                gradient_RD[self.copies.place(name)][self._rows[name].long()] = gradients[name]
+                gradient_RD[self.copies.rows_of(name)][self._rows[name].long()] = gradients[name]
                 used.append(self._rows[name].long() + self.copies.starts[name])
             self.copies.update(gradient_RD, self._rate, torch.cat(used), self.updates)
         self.forget()

@@ -100,17 +100,17 @@ class WaitLog:
     def _wrapped(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(call).parameters)
         # all_reduce works in place on its one tensor; the others take their input second.
-        input_place, async_place = 0 if name == "all_reduce" else 1, parameters.index("async_op")
+        input_index, async_index = 0 if name == "all_reduce" else 1, parameters.index("async_op")
 
-        def argument(place: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            return arguments[place] if len(arguments) > place else named.get(parameters[place])
+        def argument(index: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return arguments[index] if len(arguments) > index else named.get(parameters[index])
 
         @functools.wraps(call)
         def wrapped(*arguments: Any, **named: Any) -> Any:
             self._count += 1
-            sent = _bytes(argument(input_place, arguments, named))
+            sent = _bytes(argument(input_index, arguments, named))
             arrival = _Arrival(self, self._count, name, monotonic_ns(), sent)
-            if not argument(async_place, arguments, named):
+            if not argument(async_index, arguments, named):
                 return arrival.wait(lambda: call(*arguments, **named))
             work = call(*arguments, **named)
             return _WatchedWork(work, arrival) if work is not None else None
@@ -309,18 +309,18 @@ class _Separated(NamedTuple):
     def rows(self, waits: list[list[Wait]], steps: int) -> list[Collective]:
         """Collectives by part and kind; times are means over the ranks."""
         groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        for place, wait in enumerate(waits[0]):
-            groups[wait.part, wait.what].append(place)
+        for index, wait in enumerate(waits[0]):
+            groups[wait.part, wait.what].append(index)
         per_step, rows = steps * len(waits), []
-        for (part, what), places in groups.items():
-            own = _Separated(self.waited_RN[:, places], self.late_RN[:, places], self.last_N[places])
+        for (part, what), indices in groups.items():
+            own = _Separated(self.waited_RN[:, indices], self.late_RN[:, indices], self.last_N[indices])
             exposed, late = (float(ns.sum()) / per_step / 1e6 for ns in (own.waited_RN, own.late_RN))
             rows.append(
                 Collective(
                     part=part,
                     what=what,
-                    count=len(places) / steps,
-                    bytes=sum(rank[place].bytes for rank in waits for place in places) / per_step,
+                    count=len(indices) / steps,
+                    bytes=sum(rank[index].bytes for rank in waits for index in indices) / per_step,
                     exposed_ms=exposed,
                     late_ms=late,
                     moving_ms=exposed - late,

@@ -102,7 +102,7 @@ class ClockedSteps:
                 self._take_clocked()
 
     def take_lookups(self, draw: Callable[[], Callable[[], object]], times: int) -> None:
-        """Clock lookups by themselves so many times, each of rows that are drawn before; once more to warm up."""
+        """Clock lookups by themselves, `times` times, each of rows that are drawn before; once more to warm up."""
         draw()()
         for _ in range(times):
             look_up = draw()

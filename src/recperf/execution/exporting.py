@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..data.rows import pyarrow
 from ..errors import MachineError, UsageError
 from ..files import write_atomic, write_json
-from ..folders import fresh_folder, temporary_folder
+from ..folders import new_folder, temporary_folder
 from ..jsonfile import as_json
 from ..stop import call, poll
 from ..train.checkpoint_state import write_tensors
@@ -82,7 +82,7 @@ def export(
     if earlier is not None:
         changes = compared(content.tables, _content(earlier).tables)
         content = replace(content, tables=[one.table for one in changes], vectors_IW=None)
-    with fresh_folder(folder) as draft:
+    with new_folder(folder) as draft:
         manifest = {
             "format": FORMAT,
             **facts,

@@ -15,7 +15,7 @@ from ..distributed.ranks import current
 from ..jsonfile import sealed
 from ..machine import machine_facts
 from ..measure.attribution import attribute
-from ..measure.ceilings import Ceilings, ceilings_of_profile, hot_bytes, knees_of, ranks_sharing
+from ..measure.ceilings import Ceilings, cache_sizes_of, ceilings_of_profile, hot_bytes, ranks_sharing
 from ..measure.clocks import Counts, spread
 from ..measure.evidence import kernel_works, observed
 from ..measure.experiments import confirm as run_experiments
@@ -190,22 +190,24 @@ def _observe(
     works: dict[str, CallWork] = {}
     notes, observer = [], None
 
-    def knees(device: str) -> tuple[int, int]:
-        return knees_of(peaks, device, threads=torch.get_num_threads(), ranks=ranks_sharing(budget))
+    def cache_sizes(device: str) -> tuple[int, int]:
+        return cache_sizes_of(peaks, device, threads=torch.get_num_threads(), ranks=ranks_sharing(budget))
 
     if subject.eager is not None:
         try:
-            eager = Observer(knees=knees, counts=EAGER, spans=True)
+            eager = Observer(cache_sizes=cache_sizes, counts=EAGER, spans=True)
             works = kernel_works(_observed(subject, eager, subject.eager))
         except Exception as error:  # Without it, kernels of the graph have no counted work.
             notes.append(f"the step without its graph could not be observed: {type(error).__name__}: {error}")
     try:
         if run is None:
-            observer = Observer(knees=knees, counts=counts, spans=True)
+            observer = Observer(cache_sizes=cache_sizes, counts=counts, spans=True)
         else:
             # As many steps as a table of operators needs, in traces that can be merged.
             counts = replace(counts, traced=TRACED)
-            observer = Observer(knees=knees, counts=counts, spans=True, about=subject.world.trace_facts(run))
+            observer = Observer(
+                cache_sizes=cache_sizes, counts=counts, spans=True, about=subject.world.trace_facts(run)
+            )
         figures = observed(_observed(subject, observer, subject.step), works)
     except Exception as error:
         # What was trained must not be lost because the steps after it cannot be observed; ranks would wait forever.

@@ -236,7 +236,7 @@ class _StepClock(Observer):
     """Times plain steps after a warm-up, during which it compiles the model where that is asked for; traces none."""
 
     def __init__(self, *, compiles: bool) -> None:
-        super().__init__(knees=lambda device: (0, 0))
+        super().__init__(cache_sizes=lambda device: (0, 0))
         self._compiles = compiles
 
     def _after_warm(self, spent: ClockReading) -> None:

@@ -52,7 +52,7 @@ class Requests:
     def of_users(model: TrainedModel, users: Any) -> Requests:
         known, _ = require_recommender(model)
         users = one_array(users)
-        unknown = {known.role: Unknown.of(known.places(users) < 0, users)}
+        unknown = {known.role: Unknown.of(known.indices(users) < 0, users)}
         return Requests(users, free_name(known.role, model.served.names() - {known.role}), None, unknown)
 
     @staticmethod
@@ -63,7 +63,7 @@ class Requests:
         unknown: dict[str, Unknown] = {}
         for history in histories:
             column = arrow.array(history) if len(history) else arrow.array([], arrow.int64())
-            places = items.places(column)
+            places = items.indices(column)
             unknown = add_unknown(unknown, {items.role: Unknown.of(places < 0, column)})
             known.append(places[places >= 0])
         ids = arrow.array(range(1, len(known) + 1), arrow.int64())
@@ -111,12 +111,12 @@ def recommend(
         ids, histories = requests.ids[chunk], None if requests.histories is None else requests.histories[chunk]
         seen: list[Any] = []
         if exclude_seen and histories is None:
-            users = known_users.places(ids).tolist()
+            users = known_users.indices(ids).tolist()
             seen = [served.seen(user) if user >= 0 else np.zeros(0, np.int64) for user in users]
         elif exclude_seen:
             seen = list(histories or ())
         if served.pass_per_item and histories is None and meeting is not None:
-            # With so many passes of the model a chunk has one user.
+            # With one pass of the model per item a chunk has one user.
             logits_UI = torch.stack([likely_logits(model, ids[:1], meeting[0], k, seen[0] if seen else None)])
         else:
             logits_UI = model.rank(ids, histories)

@@ -29,7 +29,7 @@ from ..errors import UsageError
 from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
 from ..measure.attribution import attribute
-from ..measure.ceilings import Ceilings, ceilings_of, knees_of
+from ..measure.ceilings import Ceilings, cache_sizes_of, ceilings_of
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.observing import SHORT, Observer
@@ -81,7 +81,7 @@ class Profiler:
         if self._observer is not None:
             self._observer.close()
         self._observer = Observer(
-            knees=lambda device: knees_of(self._peaks, device), model=self._model, light=self._light
+            cache_sizes=lambda device: cache_sizes_of(self._peaks, device), model=self._model, light=self._light
         )
 
     def __exit__(

@@ -266,8 +266,8 @@ class Prepared(Protocol):
         return None
 
     def step_cost(self, batch: Any, ids: int, unique: int) -> dict[str, Cost]:
-        """Work of a step on this batch, whose part here has so many ids, of which `unique` are distinct, by the name of
-        the span that times it."""
+        """Work of a step on this batch, whose samples on this rank have `ids` ids, of which `unique` are
+        distinct, by the name of the span that times it."""
 
     def table_bytes(self) -> tuple[int, int]:
         """Bytes of one row, and of all rows."""

@@ -76,24 +76,24 @@ class AdviceFacts:
         return sum(ms for part, ms in self.observed.optimizer_python.items() if part.startswith(f"optimizer {kind}."))
 
     def calls_ms(self, calls: float) -> float:
-        """What so many calls of operators cost, whatever they compute."""
+        """What `calls` calls of operators cost, whatever they compute."""
         if self.ceilings is None:
             return 0.0
         rates = self.ceilings.calls
         return calls * (rates.get("index", rates["elementwise"]) if self.on_cpu else self.ceilings.kernel_ns) / 1e6
 
     def stream_ms(self, moved: float, *, adamw: bool = False) -> float:
-        """Time to pass over so many bytes; in a fused AdamW at the rate that this reaches."""
+        """Time to read or write `moved` bytes; in a fused AdamW at the rate that this reaches."""
         if self.ceilings is None:
             return 0.0
-        rate = self.ceilings.stream if moved > self.ceilings.stream_knee else self.ceilings.cached
+        rate = self.ceilings.stream if moved > self.ceilings.stream_cache_bytes else self.ceilings.cached
         return moved / ((adamw and self.ceilings.adamw) or rate) * 1e3
 
     def rows_ms(self, accesses: float, row_bytes: int, table_bytes: float) -> float:
-        """Time of so many accesses of random rows of tables of this size."""
+        """Time of this many accesses of random rows of tables of this size."""
         if self.ceilings is None:
             return 0.0
-        return accesses * self.ceilings.row_ns(row_bytes, cached=table_bytes <= self.ceilings.knee) / 1e6
+        return accesses * self.ceilings.row_ns(row_bytes, cached=table_bytes <= self.ceilings.cache_bytes) / 1e6
 
     @property
     def busy(self) -> str:
@@ -119,7 +119,7 @@ class AdviceFacts:
         return min(self.step_ms, max(self.observed.host_ms or waits, least))
 
     def queue_ms(self, kernels: float, calls: float = 0.0) -> float:
-        """Host time of queueing so many kernels from Python, and of calls that queue none."""
+        """Host time of queueing `kernels` kernels from Python, and of calls that queue none."""
         if self.ceilings is None or not self.counts_host:
             return 0.0
         return (kernels * self.ceilings.queue_ns + calls * self.ceilings.calls.get("view", 0.0)) / 1e6
@@ -259,8 +259,8 @@ def copies(evidence: AdviceFacts) -> Advice | None:
 
 def rows_on_the_host(evidence: AdviceFacts) -> Advice | None:
     """Rows of tables that a device reads from the memory of the host."""
-    rows = [row for row in evidence.operators if row.linked]
-    goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.linked for row in rows)
+    rows = [row for row in evidence.operators if row.host_bytes]
+    goes, moved = sum(row.limits.get("transfer", 0.0) for row in rows), sum(row.host_bytes for row in rows)
     seen = f"{names(rows)} read {number(moved)}B of rows from host memory: {evidence.cost(goes, rows)}." if rows else ""
     change = "EmbeddingLocation.DEVICE where the table fits, else MANAGED_CACHING with a larger cache_load_factor"
     return evidence.advice("host rows", seen, change, goes, evidence.stream_ms(moved))

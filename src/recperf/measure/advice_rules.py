@@ -240,7 +240,7 @@ def repeated_passes(evidence: AdviceFacts) -> Advice | None:
     """Element-wise operators that each pass over memory; the optimizer's have their own rule."""
     if evidence.facts.compiled:
         return None
-    plain = (row for row in evidence.operators if row.beyond and not (row.flops or row.rows or row.fused))
+    plain = (row for row in evidence.operators if row.memory_bytes and not (row.flops or row.rows or row.fused))
     # A compiler fuses operators of torch, not those of other libraries.
     own = (row for row in plain if row.name.startswith("aten::") and row.kind == "elementwise")
     regions = grouped((row for row in own if not optimizer_of(row.part)), lambda row: row.part)
@@ -269,8 +269,8 @@ def wide_rows(evidence: AdviceFacts) -> Advice | None:
     goes = sum(one.random_ms for one in same)
     ns = evidence.ceilings.row_ns(size)
     seen = (
-        f"{sum(one.missed for one in same):,.0f} random rows of {size} bytes come from memory, at {ns:.3g} ns each: "
-        f"{evidence.cost(goes, same)}."
+        f"{sum(one.memory_rows for one in same):,.0f} random rows of {size} bytes come from memory, "
+        f"at {ns:.3g} ns each: {evidence.cost(goes, same)}."
     )
     change = f"nn.Embedding({table}, {size // 4}, dtype=torch.float16)  # half the bytes of a row; or half its width"
     return evidence.advice("rows", seen, change, goes, goes * evidence.ceilings.row_ns(size // 2) / ns)
@@ -279,17 +279,17 @@ def wide_rows(evidence: AdviceFacts) -> Advice | None:
 def repeated_rows(evidence: AdviceFacts) -> Advice | None:
     """Ids that a step looks up several times, so far apart that the row has left the cache."""
     read = (row for row in evidence.operators if row.name.removeprefix("aten::") in LOOKUPS)
-    rows = [row for row in read if row.random_ms and 0 < row.distinct < row.missed]
-    row = max(rows, key=lambda row: row.random_ms * (1 - row.distinct / row.missed), default=None)
+    rows = [row for row in read if row.random_ms and 0 < row.distinct < row.memory_rows]
+    row = max(rows, key=lambda row: row.random_ms * (1 - row.distinct / row.memory_rows), default=None)
     if row is None:
         return None
     goes = row.random_ms
     seen = (
-        f"{row.name.removeprefix('aten::')} reads {row.missed:,.0f} rows from memory, of which "
+        f"{row.name.removeprefix('aten::')} reads {row.memory_rows:,.0f} rows from memory, of which "
         f"{row.distinct:,.0f} are different: {evidence.cost(goes, [row])}."
     )
     change = "ids, back = ids.unique(return_inverse=True); rows = embedding(ids)[back]"
-    return evidence.advice("duplicates", seen, change, goes, goes * row.distinct / row.missed)
+    return evidence.advice("duplicates", seen, change, goes, goes * row.distinct / row.memory_rows)
 
 
 def huge_pages(evidence: AdviceFacts) -> Advice | None:
@@ -306,15 +306,15 @@ def huge_pages(evidence: AdviceFacts) -> Advice | None:
 
 def page_faults(evidence: AdviceFacts) -> Advice | None:
     """Large tensors that are new memory in every step."""
-    rows = [row for row in evidence.operators if row.fresh]
-    fresh = sum(row.fresh for row in rows)
-    if evidence.ceilings is None or not evidence.on_cpu or not fresh:
+    rows = [row for row in evidence.operators if row.new_bytes]
+    moved = sum(row.new_bytes for row in rows)
+    if evidence.ceilings is None or not evidence.on_cpu or not moved:
         return None
-    goes = min(sum(row.ms for row in rows), fresh / evidence.ceilings.first_touch * 1e3)
-    rows.sort(key=lambda row: -row.fresh)
-    seen = f"{number(fresh)}B of new memory per step ({names(rows)}) cost page faults: {evidence.cost(goes, rows)}."
+    goes = min(sum(row.ms for row in rows), moved / evidence.ceilings.first_touch * 1e3)
+    rows.sort(key=lambda row: -row.new_bytes)
+    seen = f"{number(moved)}B of new memory per step ({names(rows)}) cost page faults: {evidence.cost(goes, rows)}."
     change = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 python ...  # or reuse the tensor: out=..."
-    return evidence.advice("page faults", seen, change, goes, fresh / evidence.ceilings.stream * 1e3, keep_memory=True)
+    return evidence.advice("page faults", seen, change, goes, moved / evidence.ceilings.stream * 1e3, keep_memory=True)
 
 
 RULES: tuple[Callable[[AdviceFacts], Advice | None], ...] = (

@@ -85,17 +85,19 @@ def classify(operator: Operator, ceilings: Ceilings | None, inside: float) -> Di
 def _rows_by_time(operator: Operator, ceilings: Ceilings | None) -> Operator:
     """The operator with all its random rows from memory, if it took nearer to that than to what was counted.
 
-    Rows of a table beyond the knee count as cached where they were used shortly before. A cache that is shared with
-    other work, or holds less under this step than when the knee was measured, has lost them by then.
+    Rows of a table larger than the cache count as cached where they were used shortly before. A cache that is
+    shared with other work, or holds less under this step than when its size was measured, has lost them by then.
     """
-    rows, missed, row_bytes = operator.rows, operator.missed, operator.row_bytes or 0
-    if ceilings is None or rows <= missed or (operator.table_rows or 0) * row_bytes <= ceilings.knee:
+    rows, memory_rows, row_bytes = operator.rows, operator.memory_rows, operator.row_bytes or 0
+    if ceilings is None or rows <= memory_rows or (operator.table_rows or 0) * row_bytes <= ceilings.cache_bytes:
         return operator
     memory = rows * ceilings.row_ns(row_bytes) / 1e6
-    counted = (missed * ceilings.row_ns(row_bytes) + (rows - missed) * ceilings.row_ns(row_bytes, cached=True)) / 1e6
+    counted = (
+        memory_rows * ceilings.row_ns(row_bytes) + (rows - memory_rows) * ceilings.row_ns(row_bytes, cached=True)
+    ) / 1e6
     arithmetic = operator.flops / ceilings.product(operator.precision) * 1e3
     time = operator.ms * operator.parallel
-    return replace(operator, missed=rows) if arithmetic < counted and time**2 > counted * memory else operator
+    return replace(operator, memory_rows=rows) if arithmetic < counted and time**2 > counted * memory else operator
 
 
 def _without_rows(parts: dict[str, float], operator: Operator, ceilings: Ceilings | None) -> dict[str, float]:
@@ -105,7 +107,7 @@ def _without_rows(parts: dict[str, float], operator: Operator, ceilings: Ceiling
     limits = {limit: ms for limit, ms in parts.items() if limit != "rows"}
     together, row_bytes = operator.parallel, operator.row_bytes or 0
     of_bytes = 1 - ceilings.latency_share(row_bytes)
-    at_ceiling = operator.missed * ceilings.row_ns(row_bytes) / 1e6 / together
+    at_ceiling = operator.memory_rows * ceilings.row_ns(row_bytes) / 1e6 / together
     moved = of_bytes * max(parts["rows"], at_ceiling)
     limits["bandwidth"] = limits.get("bandwidth", 0.0) + min(parts["rows"], moved)
     limits["latency"] = max(0.0, parts["rows"] - moved)
@@ -162,19 +164,19 @@ def _roofs(operator: Operator, ceilings: Ceilings, rest: float) -> tuple[dict[st
     """Time in ms that the operator's work takes at each ceiling, without those that cannot apply."""
     flops, special, precision = operator.flops, operator.special, operator.precision or "float32"
     rate = ceilings.flops.get(precision) or ceilings.flops["float32"]
-    rows, row_bytes, missed = operator.rows, operator.row_bytes or 0, operator.missed
+    rows, row_bytes, memory_rows = operator.rows, operator.row_bytes or 0, operator.memory_rows
     streamed = max(0, operator.bytes - rows * row_bytes)
-    beyond = min(operator.beyond, streamed)
-    fresh = min(operator.fresh, beyond)
+    memory_bytes = min(operator.memory_bytes, streamed)
+    new_bytes = min(operator.new_bytes, memory_bytes)
     roofs = {
         "compute": (flops / rate + (special / ceilings.special if ceilings.special else 0.0)) * 1e3,
-        "bandwidth": ((beyond - fresh) / ceilings.stream + fresh / ceilings.first_touch) * 1e3,
-        "rows": missed * ceilings.row_ns(row_bytes) / 1e6 if missed else 0.0,
-        "cache": (streamed - beyond) / ceilings.cached * 1e3,
-        "transfer": operator.linked / ceilings.link * 1e3 if ceilings.link else 0.0,
+        "bandwidth": ((memory_bytes - new_bytes) / ceilings.stream + new_bytes / ceilings.first_touch) * 1e3,
+        "rows": memory_rows * ceilings.row_ns(row_bytes) / 1e6 if memory_rows else 0.0,
+        "cache": (streamed - memory_bytes) / ceilings.cached * 1e3,
+        "transfer": operator.host_bytes / ceilings.link * 1e3 if ceilings.link else 0.0,
     }
-    if rows > missed:
-        roofs["cache"] += (rows - missed) * ceilings.row_ns(row_bytes, cached=True) / 1e6
+    if rows > memory_rows:
+        roofs["cache"] += (rows - memory_rows) * ceilings.row_ns(row_bytes, cached=True) / 1e6
     notes: list[str] = []
     if operator.fused:
         # A compiler needs at most the bytes of the operators it fused, and they are all that is known.
@@ -185,14 +187,14 @@ def _roofs(operator: Operator, ceilings: Ceilings, rest: float) -> tuple[dict[st
         notes.append(f"{DOES_NOT_APPLY}: its arithmetic would take {times:.1f} times as long as measured")
         roofs["compute"] = 0.0
     in_cache = {
-        "bandwidth": beyond / ceilings.cached * 1e3,
-        "rows": missed * ceilings.row_ns(row_bytes, cached=True) / 1e6 if missed else 0.0,
+        "bandwidth": memory_bytes / ceilings.cached * 1e3,
+        "rows": memory_rows * ceilings.row_ns(row_bytes, cached=True) / 1e6 if memory_rows else 0.0,
     }
     for limit, what in (("bandwidth", "bytes"), ("rows", "rows")):
         times = roofs[limit] / max(rest, 1e-9)
         if times <= BELIEVED:
             continue
-        if limit == "bandwidth" and beyond > MANY * ceilings.largest_cache * max(1, operator.calls):
+        if limit == "bandwidth" and memory_bytes > MANY * ceilings.largest_cache * max(1, operator.calls):
             # No stream that was measured is as fast as memory.
             notes.append(f"{TOO_LOW}: the fastest measured stream takes {times:.1f} times as long")
             roofs[limit] = rest
@@ -200,7 +202,7 @@ def _roofs(operator: Operator, ceilings: Ceilings, rest: float) -> tuple[dict[st
         # Faster than the ceiling of memory: from a cache if the time is nearer to that, else prefetched. C code that
         # prefetches exceeds what torch reaches from memory and even from a cache: up to a stream's rate it is believed.
         own = limit == "rows" and ceilings.device == "cpu" and operator.name.startswith(PREFIX)
-        streams = own and missed * row_bytes / ceilings.stream * 1e3 <= rest
+        streams = own and memory_rows * row_bytes / ceilings.stream * 1e3 <= rest
         table_bytes = (operator.table_rows or 0) * row_bytes
         if streams or rest**2 > roofs[limit] * in_cache[limit]:
             roofs[limit] = rest

@@ -11,7 +11,7 @@ LINE = 64
 """Bytes of a cache line: a narrower row moves as many."""
 WIDTHS = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by precision."""
-UNKNOWN_KNEE = 16 << 20
+UNKNOWN_CACHE_BYTES = 16 << 20
 """Bytes taken for cached where the caches of this machine were not measured."""
 
 
@@ -28,16 +28,16 @@ class Ceilings:
     """B/s of the fastest stream through memory that was measured: a copy, a read or an update in place."""
     cached: float
     """B/s of an addition, reads plus write, whose tensors stay in the cache."""
-    knee: int
+    cache_bytes: int
     """Bytes of a table beyond which random rows come from memory rather than from a cache."""
-    stream_knee: int
+    stream_cache_bytes: int
     """Bytes of both tensors of an addition beyond which they come from memory."""
     largest_cache: int
-    """Bytes of the largest cache that the system reports, or of the stream knee where that is larger."""
+    """Bytes of the largest cache that the system reports, or `stream_cache_bytes` where that is larger."""
     rows_memory: tuple[tuple[int, float], ...]
     """(bytes of a row, ns per random row) from memory, ascending."""
     rows_cache: tuple[tuple[int, float], ...]
-    """(bytes of a row, ns per random row) from a table well inside the knee, ascending."""
+    """(bytes of a row, ns per random row) from a table that is well below `cache_bytes`, ascending."""
     calls: dict[str, float]
     """ns of a call that computes nothing to speak of, by kind of operator; see docs/limits.md."""
     first_touch: float
@@ -96,8 +96,8 @@ class Ceilings:
             stream=self.stream / ranks,
             cached=self.cached / ranks,
             special=self.special / ranks,
-            knee=self.knee // ranks,
-            stream_knee=self.stream_knee // ranks,
+            cache_bytes=self.cache_bytes // ranks,
+            stream_cache_bytes=self.stream_cache_bytes // ranks,
             first_touch=self.first_touch / ranks,
             rows_memory=tuple((size, ns * ranks) for size, ns in self.rows_memory),
             rows_cache=tuple((size, ns * ranks) for size, ns in self.rows_cache),
@@ -120,10 +120,12 @@ def ceilings_of(
     return ceilings.shared(ranks) if device == "cpu" else ceilings
 
 
-def knees_of(peaks: Peaks | None, device: str, *, threads: int | None = None, ranks: int = 1) -> tuple[int, int]:
+def cache_sizes_of(peaks: Peaks | None, device: str, *, threads: int | None = None, ranks: int = 1) -> tuple[int, int]:
     """The bytes beyond which random rows, and streams, come from the memory of a device."""
     ceilings = ceilings_of(peaks, device=device, threads=threads, ranks=ranks)
-    return (ceilings.knee, ceilings.stream_knee) if ceilings else (UNKNOWN_KNEE, UNKNOWN_KNEE)
+    return (
+        (ceilings.cache_bytes, ceilings.stream_cache_bytes) if ceilings else (UNKNOWN_CACHE_BYTES, UNKNOWN_CACHE_BYTES)
+    )
 
 
 def _figures(peaks: Peaks | None, device: str, threads: int | None) -> tuple[Rates, DeviceRates] | None:
@@ -148,7 +150,7 @@ def _beside(rates: Rates, common: DeviceRates) -> float | None:
 
 
 def cache_holds(peaks: Peaks | None, device: str, bytes_: float) -> bool:
-    """Whether random rows that take `bytes_` in total stay in the cache of a device, by its measured knee."""
+    """Whether random rows that take `bytes_` in total stay in the cache of a device, as measured."""
     figures = _figures(peaks, device, None)
     return figures is not None and bytes_ <= figures[1].knee.bytes
 
@@ -165,8 +167,8 @@ def ceilings_of_profile(profile: StepBudget, peaks: Peaks | None) -> Ceilings | 
 
 
 def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> Ceilings:
-    launch, knee = common.launch, common.knee.bytes
-    stream_knee = common.knee.stream.bytes if common.knee.stream else knee
+    launch, cache_bytes = common.launch, common.knee.bytes
+    stream_cache_bytes = common.knee.stream.bytes if common.knee.stream else cache_bytes
     reported = (common.machine.get("caches") if isinstance(common, Peaks) else None) or {"L2": common.l2_bytes}
     pinned = common.transfer.get("host_to_device_pinned")
     return Ceilings(
@@ -175,9 +177,9 @@ def _ceilings(device: str, threads: int, rates: Rates, common: DeviceRates) -> C
         flops={name: figure.p50 for name, figure in rates.gemm.items() if name in WIDTHS},
         cached=rates.cached.p50,
         stream=max(figure.p50 for figure in (rates.copy, rates.read, rates.update)),
-        knee=knee,
-        stream_knee=stream_knee,
-        largest_cache=max(knee, stream_knee, *reported.values()),
+        cache_bytes=cache_bytes,
+        stream_cache_bytes=stream_cache_bytes,
+        largest_cache=max(cache_bytes, stream_cache_bytes, *reported.values()),
         first_touch=(rates.first_touch or rates.copy).p50,
         rows_memory=_rows(rates.gather.dram),
         rows_cache=_rows(rates.gather.cache),

@@ -45,7 +45,7 @@ class Counts:
 
     @classmethod
     def within(cls, step_ms: float, seconds: float) -> Counts:
-        """So many that small steps take about this time together; long steps are observed the fewest times."""
+        """Counts with which small steps take about this time together; long steps are observed the fewest times."""
         fitting = max(1, int(seconds * 1e3 / max(step_ms, 1e-3)))
         return cls(1, max(2, min(MOST_PLAIN, fitting // 2)), max(1, min(TRACED, fitting // 3)), 2 + (fitting >= 16))
 
@@ -105,7 +105,7 @@ class ThreadClock:
 
 
 class SpanRanges:
-    """Hears the spans of recperf's own steps."""
+    """Listens to the spans of recperf's own steps."""
 
     def __init__(self, observer: Any) -> None:
         # An Observer, whose module imports this one.

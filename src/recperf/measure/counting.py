@@ -2,7 +2,7 @@
 
 A dispatch mode sees each operator with its tensors, so nothing is counted by hand: FLOPs come from torch's own counter,
 bytes from the sizes of the tensors. Which bytes come from memory follows from the order of accesses: a tensor is still
-cached where the step touched fewer bytes than the measured knee since it last touched that tensor.
+cached where the step touched fewer bytes than the cache holds since it last touched that tensor.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Counter(DispatchMode):
     """Lists the work of the operators that the current thread calls while it is active, one list per step."""
 
-    def __init__(self, knee: int, stream_knee: int, stacks: Stacks | None = None) -> None:
+    def __init__(self, cache_bytes: int, stream_cache_bytes: int, stacks: Stacks | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.knee, self.stacks = knee, stacks or Stacks()
+        self.cache_bytes, self.stacks = cache_bytes, stacks or Stacks()
         self.positions: set[Position] = set()
         """Where Python calls operators."""
         self.steps: list[list[CallWork]] = []
         self.ended = False
         """Whether nothing is counted any more, also where the mode is still active in its thread."""
-        self._memory = _Memory(stream_knee)
+        self._memory = _Memory(stream_cache_bytes)
         self._clock = ThreadClock()
         self._inside = False
 
@@ -80,7 +80,7 @@ class Counter(DispatchMode):
         if not self.steps:
             return []
         self._clock.close()
-        _resolve_rows(self.steps, self.knee, self._memory.step_bytes)
+        _resolve_rows(self.steps, self.cache_bytes, self._memory.step_bytes)
         return self.steps[-1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,7 +134,7 @@ class Counter(DispatchMode):
                     known.add(address_of(tensor))
                     self._touch(work, tensor, 1)
             if spent.faults and not any(tensor.is_cuda for tensor in outputs):
-                work.fresh = min(spent.faults * PAGE, sum(size_of(tensor) for tensor in outputs))
+                work.new_bytes = min(spent.faults * PAGE, sum(size_of(tensor) for tensor in outputs))
         work.stack = self.stacks.of(sys._getframe(1))
         self.steps[-1].append(work)
         return result
@@ -172,7 +172,7 @@ class Counter(DispatchMode):
             if address_of(part) not in known:
                 self._touch(work, part, 1)
         if faults and not any(tensor.is_cuda for tensor in outputs):
-            work.fresh = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs) or faults * PAGE)
+            work.new_bytes = min(faults * PAGE, sum(size_of(tensor) for tensor in outputs) or faults * PAGE)
         return work
 
     def _touch(self, work: CallWork, tensor: Tensor, factor: int) -> None:
@@ -180,15 +180,15 @@ class Counter(DispatchMode):
         if size:
             work.bytes += factor * size
             if self._memory.touch(address_of(tensor), size):
-                work.beyond += factor * size
+                work.memory_bytes += factor * size
 
     def _count_rows(self, work: CallWork, rows: RandomRows) -> None:
         """Count the random rows; those that are updated are read and written back."""
         count = rows.ids.numel()
         if not count or not rows.table_rows:
             return
-        if rows.linked:
-            work.linked = count * rows.accesses * rows.row_bytes
+        if rows.in_host_memory:
+            work.host_bytes = count * rows.accesses * rows.row_bytes
             return
         work.row_bytes, work.table_rows = max(1, rows.row_bytes), rows.table_rows
         work.rows = count * rows.accesses
@@ -231,8 +231,8 @@ class _Memory:
     LONGEST = 4096
     """Tensors looked back over; that many small ones are cached whatever lies between."""
 
-    def __init__(self, knee: int) -> None:
-        self.knee = knee
+    def __init__(self, cache_bytes: int) -> None:
+        self.cache_bytes = cache_bytes
         self._order: OrderedDict[Any, int] = OrderedDict()
         self._step: dict[Any, int] = {}
         self.touched = 0
@@ -249,10 +249,10 @@ class _Memory:
     def touch(self, key: Any, size: int) -> bool:
         """Whether these bytes come from memory; they are the latest ones from now on."""
         self.touched += size
-        beyond = size > self.knee or not self._cached(key, size)
+        from_memory = size > self.cache_bytes or not self._cached(key, size)
         self._order.pop(key, None)
         self._order[key] = self._step[key] = size
-        return beyond
+        return from_memory
 
     def _cached(self, key: Any, size: int) -> bool:
         if key not in self._order:
@@ -263,12 +263,12 @@ class _Memory:
             if other == key or count > self.LONGEST:
                 return True
             between += other_size
-            if between > self.knee:
+            if between > self.cache_bytes:
                 return False
         return True
 
 
-def _resolve_rows(steps: list[list[CallWork]], knee: int, step_bytes: int) -> None:
+def _resolve_rows(steps: list[list[CallWork]], cache_bytes: int, step_bytes: int) -> None:
     """Decide how many of the last step's rows come from memory.
 
     A row is cached if the whole step fits the cache and so does its table, or if the row was used so recently that what
@@ -287,19 +287,21 @@ def _resolve_rows(steps: list[list[CallWork]], knee: int, step_bytes: int) -> No
                 continue
             ids = work.ids[1]
             recent = [
-                before.ids[1] for before in group[:position] if before.ids and work.position - before.position <= knee
+                before.ids[1]
+                for before in group[:position]
+                if before.ids and work.position - before.position <= cache_bytes
             ]
-            if step_bytes <= knee and table_bytes <= knee:
-                work.missed = 0
+            if step_bytes <= cache_bytes and table_bytes <= cache_bytes:
+                work.memory_rows = 0
                 continue
-            missed = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
-            if position and work.position <= knee:
+            memory_rows = int((~torch.isin(ids, torch.cat(recent))).sum()) if recent else ids.numel()
+            if position and work.position <= cache_bytes:
                 # All steps so far fit the cache: it also holds rows of steps before them, drawn as these were.
-                drawn = sum(before.distinct for before in group[:position]) / max(1, work.position) * knee
-                missed = min(missed, round(ids.numel() * math.exp(-drawn / max(1, work.table_rows))))
+                drawn = sum(before.distinct for before in group[:position]) / max(1, work.position) * cache_bytes
+                memory_rows = min(memory_rows, round(ids.numel() * math.exp(-drawn / max(1, work.table_rows))))
             # A row that one call uses twice is cached the second time if all rows of the call are.
-            again = (work.rows - work.distinct) * (1 - min(1.0, knee / max(1, work.distinct * work.row_bytes)))
-            work.missed = min(work.rows, round(missed + again * missed / max(1, ids.numel())))
+            again = (work.rows - work.distinct) * (1 - min(1.0, cache_bytes / max(1, work.distinct * work.row_bytes)))
+            work.memory_rows = min(work.rows, round(memory_rows + again * memory_rows / max(1, ids.numel())))
     for work in (work for step in steps for work in step):
         work.ids = None
 

@@ -52,7 +52,7 @@ def event_cost() -> tuple[float, float]:
 
 def timing_ns(observer: Observer) -> float:
     """ns that timing one step and one wait for input costs, measured on an observer of its own."""
-    probe = Observer(knees=observer.knees)
+    probe = Observer(cache_sizes=observer.cache_sizes)
     probe.most_plain, probe.cuda, probe.state = ENDLESS, False, "watching" if observer.light else "plain"
     count = 25 * WATCHED
     began = perf_counter_ns()

@@ -79,19 +79,19 @@ def _compute(row: DividedOperator, ceilings: Ceilings) -> str:
 
 
 def _random_rows(row: DividedOperator, ceilings: Ceilings) -> str:
-    if not row.missed:
+    if not row.memory_rows:
         return ""
     width = row.row_bytes or 0
     memory, latency = ceilings.row_ns(width) / 1e6, ceilings.latency_share(width)
     return (
-        f": {row.missed:,.0f} of {row.rows:,.0f} random rows of {width} bytes come from memory, at "
+        f": {row.memory_rows:,.0f} of {row.rows:,.0f} random rows of {width} bytes come from memory, at "
         f"{time(row.ms / row.rows)} a row (memory: {time(memory)}, of which {time(latency * memory)} "
         f"whatever the width and {time((1 - latency) * memory)} for the bytes)"
     )
 
 
 def _bandwidth(row: DividedOperator, ceilings: Ceilings) -> str:
-    if row.missed or not row.bytes:
+    if row.memory_rows or not row.bytes:
         return _random_rows(row, ceilings)
     text = f", at {number(row.bytes / row.ms * 1e3)}B/s where this machine streams {number(ceilings.stream)}B/s"
     return text + (f"; {TOO_LOW}" if TOO_LOW in row.note else "")
@@ -99,7 +99,7 @@ def _bandwidth(row: DividedOperator, ceilings: Ceilings) -> str:
 
 def _transfer(row: DividedOperator, ceilings: Ceilings) -> str:
     return (
-        f": rows in host memory, at {number(row.linked / row.ms * 1e3)}B/s where the link reaches "
+        f": rows in host memory, at {number(row.host_bytes / row.ms * 1e3)}B/s where the link reaches "
         f"{number(ceilings.link)}B/s"
     )
 

@@ -188,9 +188,9 @@ def _sentence(limit: str, attribution: Attribution, observed: Observed, ceilings
 def _detail(limit: str, attribution: Attribution, observed: Observed, ceilings: Ceilings | None) -> str:
     """A clause with the time of a wait, the number of calls, or the operator that matters most and its rate."""
     declared = LIMITS[limit]
-    linked = any(row.linked for row in attribution.operators)
+    reads_host_memory = any(row.host_bytes for row in attribution.operators)
     waits = declared.evidence in (Evidence.THREAD, Evidence.IDLE)
-    if waits or (declared.evidence is Evidence.COPIES and not linked):
+    if waits or (declared.evidence is Evidence.COPIES and not reads_host_memory):
         step = divided_ms(observed.waits, observed.operators)
         return f": {time(attribution.shares[limit] * step)} of {time(step)}"
     rows = [row for row in attribution.operators if row.limits.get(limit)]
@@ -216,7 +216,7 @@ def _busiest(rows: list[DividedOperator], limit: str) -> tuple[DividedOperator, 
     same = same or [max((row for row in rows if row.name == name), key=lambda row: row.limits[limit])]
     largest = max(same, key=lambda row: row.ms)
     alike = [row for row in same if (row.precision, row.row_bytes) == (largest.precision, largest.row_bytes)]
-    counted = ("ms", "calls", "flops", "bytes", "rows", "missed")
+    counted = ("ms", "calls", "flops", "bytes", "rows", "memory_rows")
     figures = {name: sum(getattr(row, name) for row in alike) for name in counted}
     return replace(largest, **figures), by_name[name] / max(1e-12, sum(by_name.values()))
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _push_mode
 
-from ..ops.operators import fast_range, hear_calls, recorded
+from ..ops.operators import fast_range, recorded, set_call_listener
 from .clocks import (
     MOST_PLAIN,
     TRACED,
@@ -48,7 +48,7 @@ FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
 FEW = 12
 """A loop of so few steps leaves no time for more than that."""
 SHORT, PLAIN_FIRST = 30, 8
-"""A loop of this many steps has time for so many plain ones before those that are traced."""
+"""A loop of SHORT steps has time for PLAIN_FIRST plain ones before those that are traced."""
 LONG = 60
 """A loop of this many steps is long enough for the usual order, with a third of them timed."""
 ENDLESS = 1 << 30
@@ -58,7 +58,7 @@ WAITS = 0.05
 """Share of a step from which waiting for input matters."""
 
 
-Knees = Callable[[str], tuple[int, int]]
+CacheSizes = Callable[[str], tuple[int, int]]
 """The bytes beyond which random rows, and streams, come from memory; by device."""
 
 
@@ -72,14 +72,14 @@ class Observer:
     def __init__(
         self,
         *,
-        knees: Knees,
+        cache_sizes: CacheSizes,
         model: nn.Module | None = None,
         light: bool = False,
         counts: Counts | None = None,
         spans: bool = False,
         about: dict[str, Any] | None = None,
     ):
-        self.knees, self.model, self.light = knees, model, light
+        self.cache_sizes, self.model, self.light = cache_sizes, model, light
         self.most_plain, self.counts = MOST_PLAIN, counts
         self._about = about
         self.expected: int | None = ENDLESS
@@ -367,8 +367,8 @@ class Observer:
             self._stack.enter_context(module_ranges(self.model))
         if self._spans:
             listen(self._spans)
-        hear_calls(recorded)
-        self._stack.callback(hear_calls, None)
+        set_call_listener(recorded)
+        self._stack.callback(set_call_listener, None)
         self._open_range()
 
     def _open_range(self) -> None:
@@ -394,14 +394,14 @@ class Observer:
     def _start_counting(self) -> None:
         self._enter("counted")
         on_device = self.recording is not None and self.recording.on_device
-        self.counter = Counter(*self.knees(torch.cuda.get_device_name() if on_device else "cpu"), self.stacks)
+        self.counter = Counter(*self.cache_sizes(torch.cuda.get_device_name() if on_device else "cpu"), self.stacks)
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
         self.counter.__enter__()  # type: ignore[no-untyped-call]
         self._stack.callback(self._end_counter, self.counter)
-        hear_calls(self.counter.native)
-        self._stack.callback(hear_calls, None)
+        set_call_listener(self.counter.native)
+        self._stack.callback(set_call_listener, None)
         self.counter.begin_step()
 
     def _end_counter(self, counter: Counter) -> None:

@@ -129,19 +129,19 @@ class CallWork(Struct):
     """Evaluations of functions such as exp, which cost many FLOPs that nobody counts."""
     bytes: int = 0
     """Bytes read and written; of a table only the rows that are used."""
-    beyond: int = 0
+    memory_bytes: int = 0
     """Bytes among them that come from memory: no cache holds them until they are used again."""
-    fresh: int = 0
+    new_bytes: int = 0
     """Bytes written to memory that the process did not have before, so that the system maps and clears it."""
     rows: int = 0
     """Random rows read or written; one that is updated is both."""
     row_bytes: int = 0
-    missed: float = 0
+    memory_rows: float = 0
     """Rows among them that come from memory."""
     table_rows: int = 0
     distinct: int = 0
     """Different rows among them."""
-    linked: int = 0
+    host_bytes: int = 0
     """Bytes of random rows that a device reads from the memory of the host; `rows` does not count them."""
     known: bool = True
     """Whether the work follows from the arguments; where it does not, nothing is counted."""
@@ -152,7 +152,7 @@ class CallWork(Struct):
     position: int = 0
     """Bytes that all steps had touched before this call."""
     ids: tuple[int, Any] | None = None
-    """The table's address and the ids, until `missed` is known."""
+    """The table's address and the ids, until `memory_rows` is known."""
     written: int = 0
     """Bytes written, where the work follows from sizes in a trace."""
     largest: tuple[int, ...] = ()

@@ -35,7 +35,7 @@ class RandomRows(NamedTuple):
     """How often each id is accessed: a row that is updated is read and written."""
     tables: frozenset[int] = frozenset()
     """Addresses of the tensors of which nothing but these rows is accessed."""
-    linked: bool = False
+    in_host_memory: bool = False
     """Whether a device reads them from the memory of the host."""
 
 
@@ -167,16 +167,16 @@ def _table_batched(name: str, arguments: dict[str, Any]) -> RandomRows | None:
     ids = torch.repeat_interleave(starts, lengths.to(starts.device)) + indices
     tables = frozenset(map(address_of, weights))
     # Managed memory stays on the host; with a cache on the device its rows are read from there.
-    linked = indices.is_cuda and "uvm_weights" in tensors and "lxu_cache_weights" not in tensors
+    in_host_memory = indices.is_cuda and "uvm_weights" in tensors and "lxu_cache_weights" not in tensors
     if not UPDATING.search(name):
-        return RandomRows(address_of(weights[0]), ids, mean_bytes, table_rows, 1, tables, linked)
+        return RandomRows(address_of(weights[0]), ids, mean_bytes, table_rows, 1, tables, in_host_memory)
     # Gradients of equal rows are summed first. The state of a row lies elsewhere: another random row.
     states = [state for key, state in tensors.items() if key.endswith(_STATES) and state.numel() >= table_rows]
     pieces = 1 + len(states)
     all_bytes = mean_bytes + sum(state.nbytes // max(1, table_rows) for state in states)
     ids = torch.cat([torch.unique(ids) + piece * table_rows for piece in range(pieces)])
     tables |= frozenset(map(address_of, states))
-    return RandomRows(address_of(weights[0]), ids, all_bytes // pieces, pieces * table_rows, 2, tables, linked)
+    return RandomRows(address_of(weights[0]), ids, all_bytes // pieces, pieces * table_rows, 2, tables, in_host_memory)
 
 
 def _filled(arguments: dict[str, Any]) -> RandomRows | None:
@@ -186,4 +186,4 @@ def _filled(arguments: dict[str, Any]) -> RandomRows | None:
         return None
     row_bytes = cache.shape[1] * cache.element_size()
     tables = frozenset((address_of(host), address_of(cache)))
-    return RandomRows(address_of(host), torch.unique(ids), row_bytes, cache.shape[0], 1, tables, linked=True)
+    return RandomRows(address_of(host), torch.unique(ids), row_bytes, cache.shape[0], 1, tables, in_host_memory=True)

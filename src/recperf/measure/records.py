@@ -44,7 +44,11 @@ class PlaceShare(Struct):
     """The text of its line, where the file can be read."""
 
 
-class Operator(Struct):
+_KEYS = {"memory_bytes": "beyond", "new_bytes": "fresh", "memory_rows": "missed", "host_bytes": "linked"}
+"""Names in files of fields that have clearer names here: files that users have stay readable."""
+
+
+class Operator(Struct, rename=_KEYS):
     """An operator of an observed step: its time and its counted work per step."""
 
     name: str
@@ -59,16 +63,16 @@ class Operator(Struct):
     flops: Number = 0
     special: Number = 0
     bytes: Number = 0
-    beyond: Number = 0
-    """Of them, streamed from memory."""
-    fresh: Number = 0
-    """Of those, written to new memory."""
+    memory_bytes: Number = 0
+    """Of these bytes, those streamed from memory."""
+    new_bytes: Number = 0
+    """Of those from memory, the ones written to pages that the process did not have before."""
     rows: Number = 0
     """Random rows."""
-    missed: Number = 0
-    """Of them, from memory."""
+    memory_rows: Number = 0
+    """Of these rows, those from memory rather than from a cache."""
     distinct: Number = 0
-    linked: Number = 0
+    host_bytes: Number = 0
     """Bytes of rows that a device reads from host memory."""
     precision: str | None = None
     row_bytes: int | None = None

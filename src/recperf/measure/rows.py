@@ -123,7 +123,7 @@ def _groups(times: StepTimes, fused: dict[int, CallWork]) -> dict[tuple[Any, ...
     groups: defaultdict[tuple[Any, ...], list[tuple[OperatorCall, Any]]] = defaultdict(list)
     for call in times.calls:
         work = call.work or fused.get(id(call))
-        sizes = (int(getattr(work, name, 0)).bit_length() for name in ("flops", "bytes", "beyond", "rows"))
+        sizes = (int(getattr(work, name, 0)).bit_length() for name in ("flops", "bytes", "memory_bytes", "rows"))
         groups[call.name, call.part, getattr(work, "largest", ()), *sizes].append((call, work))
     return groups
 
@@ -140,7 +140,7 @@ def _fused(times: StepTimes, works: list[CallWork]) -> dict[int, CallWork]:
     for call in regions:
         share = call.us / whole * times.steps
         work = CallWork(call.name)
-        for figure in ("flops", "special", "bytes", "beyond", "rows", "missed"):
+        for figure in ("flops", "special", "bytes", "memory_bytes", "rows", "memory_rows"):
             setattr(work, figure, round(share * sum(getattr(item, figure) for item in hidden)))
         work.row_bytes = max((item.row_bytes for item in hidden), default=0)
         result[id(call)] = work

@@ -112,7 +112,7 @@ class _On:
 
 
 _OFF = nullcontext()
-"""The span that nothing hears: one shared object that stores and times nothing."""
+"""The span while there is no listener: one shared object that stores and times nothing."""
 _listener: SpanListener | None = None
 _only_waits = False
 
@@ -131,7 +131,7 @@ def is_wait(name: str) -> bool:
 
 
 def listen(listener: SpanListener | None, *, only_waits: bool = False) -> SpanListener | None:
-    """Set the current listener (None: no one) and return the one before. `only_waits`: it hears no other spans."""
+    """Set the current listener (None: no one) and return the one before. `only_waits`: it gets no other spans."""
     global _listener, _only_waits
     before, _listener, _only_waits = _listener, listener, only_waits
     return before

@@ -26,7 +26,17 @@ from .trace.read import OWN_RANGES, Trace, grouped
 from .trace.work import work_of
 
 GRAPH = "CUDA graph"
-COUNTED = ("flops", "special", "bytes", "beyond", "fresh", "rows", "missed", "distinct", "linked")
+COUNTED = (
+    "flops",
+    "special",
+    "bytes",
+    "memory_bytes",
+    "new_bytes",
+    "rows",
+    "memory_rows",
+    "distinct",
+    "host_bytes",
+)
 """The counted work of an operator."""
 LONG_US = 500.0
 """Python without an operator for this time is seen by the sampler, at its own line."""
@@ -247,7 +257,13 @@ class CountedInOrder:
         # A lookup that a library does not divide into operators has a backward pass that updates the same rows.
         lookups = [work for work in works if TABLE_BATCHED.match(work.name) and "lookup" in work.name and work.rows]
         self._backward = [
-            replace(work, rows=2 * work.distinct, bytes=2 * work.distinct * work.row_bytes, beyond=0, fresh=0)
+            replace(
+                work,
+                rows=2 * work.distinct,
+                bytes=2 * work.distinct * work.row_bytes,
+                memory_bytes=0,
+                new_bytes=0,
+            )
             for work in reversed(lookups)
         ]
         self._next: defaultdict[str, int] = defaultdict(int)

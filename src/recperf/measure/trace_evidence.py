@@ -1,7 +1,7 @@
 """Turns any trace of torch.profiler into plain figures about a step, as evidence.py does for steps that recperf runs.
 
 A trace has the times and the sizes of operators, but no clock of the thread and no addresses: which bytes come from
-memory follows from the size of an operator's tensors against the knee of the caches. Torch-free.
+memory follows from the size of an operator's tensors against the measured size of the caches. Torch-free.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         times.on_device(nesting, device, {})
         waits = dict(device.waits)
     else:
-        works.add_fresh(times.calls)
+        works.add_first_touches(times.calls)
         waits = {
             "input": times.input_us, "communication": times.communication_us, "blocked": times.blocked_us,
             "python": times.outside_us,
@@ -142,7 +142,7 @@ class _Works:
 
     def __init__(self, nesting: Nesting, window: TracedSteps, ceilings: Ceilings | None) -> None:
         self._nesting, self._ceilings = nesting, ceilings
-        self._knees = (ceilings.knee, ceilings.stream_knee) if ceilings else (MAPPED, MAPPED)
+        self._cache_sizes = (ceilings.cache_bytes, ceilings.stream_cache_bytes) if ceilings else (MAPPED, MAPPED)
         inside = [i for i, event in enumerate(nesting.events) if event.kind == "op" and window.holds(event.start)]
         self.sized = any(nesting.events[i].shapes for i in inside)
         self._works = counted(nesting, inside)
@@ -155,17 +155,17 @@ class _Works:
         if work is None:
             return None
         if (id(work), tf32) not in self._known:
-            knee, stream_knee = self._knees
+            cache_bytes, stream_cache_bytes = self._cache_sizes
             streamed, table = work.bytes - work.rows * work.row_bytes, work.table_rows * work.row_bytes
             self._known[id(work), tf32] = replace(
                 work,
                 precision="tf32" if tf32 else work.precision,
-                beyond=streamed if streamed > stream_knee else 0,
-                missed=work.rows * (1 - knee / table) if table > knee else 0,
+                memory_bytes=streamed if streamed > stream_cache_bytes else 0,
+                memory_rows=work.rows * (1 - cache_bytes / table) if table > cache_bytes else 0,
             )
         return self._known[id(work), tf32]
 
-    def add_fresh(self, calls: Iterable[OperatorCall]) -> None:
+    def add_first_touches(self, calls: Iterable[OperatorCall]) -> None:
         """Find the calls that write into new memory: they allocate it, and take as long as that costs."""
         for call in calls:
             written = call.work.written if call.work and self._ceilings else 0
@@ -175,7 +175,7 @@ class _Works:
             while above != NONE and not creates(self._nesting.events[above].name):
                 above = self._nesting.above(self._nesting.parent[above], "op")
             if above != NONE or not call.name.endswith("_"):
-                call.work = replace(call.work, fresh=written)  # type: ignore[type-var]
+                call.work = replace(call.work, new_bytes=written)  # type: ignore[type-var]
 
 
 def qualified(

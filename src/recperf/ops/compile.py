@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import MachineError, notice_once
 from ..files import write_atomic
 from ..folders import one_at_a_time, temporary_folder
-from ..places import home, user_home
+from ..locations import home, user_home
 from ..stop import call
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", "-march=native")

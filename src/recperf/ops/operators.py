@@ -1,4 +1,4 @@
-"""Makes functions in C or Triton visible as operators: to torch.profiler, and to whoever counts the work of a step.
+"""Makes functions in C or Triton visible as operators: to torch.profiler, and to the counter of a step's work.
 
     @operator("bag_sum", rows=lambda table_RD, ids_V, *_: (table_RD, ids_V))
     def bag_sum(table_RD, ids_V, offsets_B1): ...
@@ -79,8 +79,8 @@ def operator(
     return decorated
 
 
-def hear_calls(listener: Listener | None) -> None:
-    """Set who hears the calls from now on; None: no one."""
+def set_call_listener(listener: Listener | None) -> None:
+    """Set the listener that runs every call from now on; None: calls run directly."""
     global _listener
     _listener = listener
 

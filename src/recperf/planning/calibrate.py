@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import places
+from .. import locations
 from ..errors import MachineError, RecperfError
 from ..files import make_folder, write_json
 from ..jsonfile import Struct, read_sealed, sealed
@@ -159,7 +159,7 @@ def measured_device(calibration: Calibration) -> Device:
 def _path(device: str, work: Work) -> Path:
     """The file of this host, device and model."""
     planned = f"{device}, {work.precision}, {work.shapes}, {work.attention_length:.0f} tokens"
-    return places.home() / "calibrations" / f"{fingerprint(host_facts() | {'planned': planned})}.json"
+    return locations.home() / "calibrations" / f"{fingerprint(host_facts() | {'planned': planned})}.json"
 
 
 def _store(calibration: Calibration, work: Work, say: Say) -> None:

@@ -114,7 +114,7 @@ def beside_tables(
 
 
 def rank_demand(workload: PlannedWorkload, ranks: int, options: DistributedConfig, *, on_cpu: bool = False) -> Demand:
-    """What one of so many ranks needs in a run with these options, beside the memory that copied tables have taken
+    """What one of `ranks` ranks needs in a run with these options, beside the memory that copied tables have taken
     when it asks how much is free. In that of a host (`on_cpu`) they take none before they are written."""
     work, batch = workload.work(), -(-workload.batch_size // ranks)
     placed = placed_by(options, Demand(tables=work.tables, batch=batch), ranks)

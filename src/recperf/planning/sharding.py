@@ -85,7 +85,7 @@ class PlacedTable(ShardPlacement):
 
 
 def place(tables: tuple[Table, ...], ranks: int, batch: int, parallelism: Parallelism) -> list[PlacedTable]:
-    """The shards that a run with so many ranks has."""
+    """The shards that a run with `ranks` ranks has."""
     placed = placed_by(parallelism, Demand(tables=tables, batch=batch), ranks)
     return [PlacedTable(one.table, one.kind, one.width_R, one.why) for one in placed]
 
@@ -125,5 +125,5 @@ def _drawn_share(
 
 
 def later(ranks: int, seen: int) -> float:
-    """How much further the last of so many ranks is from the mean than the last of those that were seen."""
+    """How much further the last of `ranks` ranks is from the mean than the last of those that were seen."""
     return math.sqrt(math.log(1 + ranks) / math.log(1 + seen)) if ranks > 1 else 0.0

@@ -23,7 +23,7 @@ from .work import Table, Work
 Counts = NDArray[np.float64]
 
 HEAD, TAIL = 1024, 2048
-"""A power law has a probability for each of its most popular rows, and one for each of so many kinds of other rows."""
+"""A power law has a probability for each of its most popular rows, and one for each of TAIL groups of other rows."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from .work import PlannedWorkload, Spread
 MOST_RANKS = 1024
 """Where the search for a number of ranks that fits ends."""
 LARGER_BATCH, NOTABLY = 4, 1.5
-"""A batch so many times as large is offered where it trains so many times as many samples/s."""
+"""A batch LARGER_BATCH times as large is offered where it trains NOTABLY times as many samples/s."""
 LARGER = 2
 """How many larger numbers of ranks the table shows after the smallest that fits."""
 
@@ -77,7 +77,7 @@ class Setting:
                 yield replace(self.parallelism, rank_batch=batch // ranks)
 
     def predictor(self, ranks: int, rank_batch: int) -> Callable[[Parallelism], Prediction]:
-        """Predicts a step of so many samples on each of that many ranks, for any way to distribute it."""
+        """Predicts a step of `rank_batch` samples on each of `ranks` ranks, for any way to distribute it."""
         skew = self.skew(rank_batch, ranks)
 
         def predicted(parallelism: Parallelism) -> Prediction:

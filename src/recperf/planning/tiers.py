@@ -103,18 +103,18 @@ def price(
 
 
 def served_by(count_K: Floats, use_K: Floats, slots: float) -> float:
-    """The share of the rows of a step that a cache of so many rows holds already, once it is full: of `count_K` rows of
+    """The share of the rows of a step that a cache of `slots` rows holds already, once it is full: of `count_K` rows of
     each kind a step uses one with the probability `use_K`."""
     if slots >= count_K.sum():
         return 1.0
     never_K = never(use_K)
 
     def held(steps: float) -> float:
-        """Distinct rows of so many steps."""
+        """Distinct rows of `steps` steps."""
         return float(count_K @ -np.expm1(steps * never_K))
 
     def served(steps: float) -> float:
-        """The share of the rows of a step that one of so many steps before it used."""
+        """The share of the rows of a step that one of the `steps` steps before it used."""
         return 1.0 - float((count_K * use_K) @ np.exp(steps * never_K) / (count_K @ use_K))
 
     low, high = 0, 1 << 50

@@ -56,7 +56,7 @@ class Work:
     """What `--calibrate` measures."""
     kernels: Callable[[int, int], int] = lambda samples, threads: 0
     """Kernels, one after the other, of the CUDA graph that one process replays instead for that many samples, on a GPU
-    that holds so many threads at once; 0: it calls operators too."""
+    that holds `threads` threads at once; 0: it calls operators too."""
     prepare_s: float = 0.0
     """Seconds in which one thread of the host prepares a sample."""
     prepared_ahead: bool = True

@@ -51,8 +51,8 @@ class TimeChange(Struct):
     new_count: float | None = None
     """Calls per step, where they are counted."""
 
-    def beyond(self, gate: float) -> bool:
-        """Whether it is slower by more than the gate, beyond noise."""
+    def exceeds(self, gate: float) -> bool:
+        """Whether it is slower by more than the gate and than noise."""
         if self.share < GATED_SHARE or self.says != "slower":
             return False
         # A part that took no time before exceeds every gate.
@@ -102,7 +102,7 @@ class Comparison(Struct):
 
     def regressions(self, gate: float) -> list[TimeChange]:
         gated = (change for name in GATED for change in self.groups.get(name, ()))
-        return [change for change in (self.step, *gated) if change.beyond(gate)]
+        return [change for change in (self.step, *gated) if change.exceeds(gate)]
 
 
 def compare(old: Side, new: Side) -> Comparison:

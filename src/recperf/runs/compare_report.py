@@ -123,7 +123,7 @@ def _score(value: float | bool | None) -> str:
 
 
 def times(comparison: Comparison, most: int | None = None) -> Table:
-    """The step and its parts, operators and kernels; with `most` only so many rows of those that differ."""
+    """The step and its parts, operators and kernels; with `most` only that many rows of those that differ."""
     groups = comparison.groups
     if most is not None:
         groups = {

@@ -348,7 +348,7 @@ def _looked_up(weight: Tensor, ids: Tensor) -> Tensor:
 
 
 MOST_TRAINING_ROWS = 500_000
-"""Baselines of click rows are fitted on at most so many training rows, at equal distances."""
+"""Baselines of click rows are fitted on at most this many training rows, at equal distances."""
 
 
 ClickRule = Callable[[FeatureRows], Tensor]

@@ -275,7 +275,7 @@ class StateReader:
             return into
         if isinstance(into, Sharded):
             for shard in into.shards:
-                self._fill(about, shard.tensor, shard.place)
+                self._fill(about, shard.tensor, shard.rectangle)
             return into
         if alike:
             tensor: Tensor = into.detach()

@@ -272,7 +272,7 @@ STEPS_AN_EPOCH, FORGETTING = 100, 5.0
 
 
 def settings_for_rows(rows: int) -> dict[str, Any]:
-    """Settings of AdamW with the one-cycle schedule for so many rows of own data. Few rows make small batches, or there
+    """Settings of AdamW with the one-cycle schedule for `rows` rows of own data. Few rows make small batches, or there
     would be too few steps. In an epoch at the peak of the schedule a table row decays to exp(-FORGETTING) of its size,
     in a step at most to a half: without that, categories that few rows have are memorised."""
     batch_size = min(1024, max(32, 1 << max(0, round(math.log2(max(1, rows) / STEPS_AN_EPOCH)))))

@@ -136,9 +136,9 @@ class Tally:
 
 REPLICATES = 200
 GROUPS = 2048
-"""More users than this are resampled in so many random groups: the time does not depend on the number of rows."""
+"""More users than this are resampled in this many random groups: the time does not depend on the number of rows."""
 INTERVAL_BINS = 4096
-"""Replicates of the AUC compare scores in at most so many bins of about equally many rows."""
+"""Replicates of the AUC compare scores in at most this many bins of about equally many rows."""
 
 
 class Resampling:

@@ -107,7 +107,7 @@ def _ranges(begins_N: Longs, lengths_N: Longs) -> tuple[Longs, Longs]:
 
 
 def _blocks(lengths_N: Longs, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of places whose lengths add up to at most so many; a longer one is a range of its own."""
+    """Ranges of positions whose lengths add up to at most `most`; a longer one is a range of its own."""
     upto_N, first = np.cumsum(lengths_N), 0
     while first < len(upto_N):
         before = upto_N[first] - lengths_N[first]

@@ -186,7 +186,7 @@ class LossLog:
     seed: int
     group: int = 50
     norm_every: int = 0
-    """Log the norm and the learning rate of the first step and of every so many; 0: of none."""
+    """Log the norm and the learning rate of the first step and then every this many steps; 0: of none."""
     rate: Callable[[int], float] = lambda step: math.nan
     last: float = math.nan
     _pending: list[tuple[int, Tensor]] = field(default_factory=list)

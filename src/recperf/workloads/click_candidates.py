@@ -183,7 +183,7 @@ def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
 
 
 def fitted_step(clicks: ImportedClicks) -> int:
-    """Baselines are fitted on every so many training rows."""
+    """The distance between the training rows that baselines are fitted on."""
     return -(-clicks.count("train") // MOST_TRAINING_ROWS)
 
 

@@ -23,7 +23,7 @@ In other precisions the ReLU's gradient has a kernel of its own, a third one of 
 CALLS_DRAWING = 60
 """Further operators called in an eager step where the GPU draws the batch in it."""
 CALLS_PLAIN, CALLS_PLAIN_LAYER, CALLS_CHUNK, CHUNK = 80, 12, 4, 16_384
-"""Operators called in a step of plain torch, more for each layer, and for each so many ids of a batch."""
+"""Operators called in a step of plain torch, more for each layer, and for each CHUNK ids of a batch."""
 DRAW_S, DRAW_ID_S = 3e-9, 10e-9
 """Seconds in which one thread of the host draws a dense number and an id."""
 
@@ -89,7 +89,7 @@ def planned_clicks(
 
 
 def _launches(model: DLRMConfig, mlp: str, precision: str, ids: float) -> tuple[int, int]:
-    """Operators called in an eager step with so many ids, and kernels that follow each other in a graph of it."""
+    """Operators called in an eager step with `ids` ids, and kernels that follow each other in a graph of it."""
     layers = len(model.bottom) + len(model.top_widths) - 2
     calls, kernels = CALLS + CALLS_PER_LAYER * layers, KERNELS + KERNELS_PER_LAYER * layers
     if mlp == "fused":

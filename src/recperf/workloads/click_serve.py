@@ -84,7 +84,7 @@ class ServedClicks(Served):
         return inputs.take(np.arange(min(rows, len(inputs))))
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Whole batches of so many rows, the last one shorter."""
+        """Divide `rows` rows into blocks of whole batches, the last one shorter."""
         size = self.block_rows // self.batch_size * self.batch_size
         for first in range(0, rows, size):
             yield first, min(first + size, rows)
@@ -189,8 +189,8 @@ class CategoryIds(Ids):
         super().__init__(column, values)
         self.clicks = clicks
 
-    def places(self, column: Any) -> Longs:
-        return self.clicks.places(self.role, column)
+    def indices(self, column: Any) -> Longs:
+        return self.clicks.indices(self.role, column)
 
 
 class ServedImported(ServedClicks):

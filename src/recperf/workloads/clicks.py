@@ -17,7 +17,7 @@ from torch import Tensor
 from ..config import to_json
 from ..data.batch import ClickBatch
 from ..data.clicks import Clicks
-from ..data.order import WHOLE, ClickOrder, RankPart, Samples
+from ..data.order import WHOLE, ClickOrder, RankShare, Samples
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Division, SharedScores
@@ -72,8 +72,8 @@ class DrawnRows:
             "synthetic": True,
         }
 
-    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
-        return self.bags(seed).share(part).held_out(self.count)
+    def held_out(self, seed: int, rank_share: RankShare = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
+        return self.bags(seed).share(rank_share).held_out(self.count)
 
     def scored_rows(self) -> ScoredRows:
         return ScoredRows(torch.cat([batch.labels_B for batch in self.held_out(self.seed)]).cpu())
@@ -104,9 +104,9 @@ class StoredRows:
                     notice_once(f"{what}: each is in fewer than {clicks.manifest.min_count} of them")
         self.data = {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
 
-    def held_out(self, seed: int, part: RankPart = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
+    def held_out(self, seed: int, rank_share: RankShare = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
         order = ClickOrder(store=self.clicks, batch_size=SCORING_BATCH, seed=seed, split=split)
-        return (batch.to(self.device) for batch in order.share(part).cut())
+        return (batch.to(self.device) for batch in order.share(rank_share).cut())
 
     @cached_property
     def valid_rows(self) -> ScoredRows:
@@ -187,10 +187,10 @@ class ClickTrialState(Trial):
         return torch.cat([self.logits_of(batch.to(device)) for batch in batches])
 
     def held_out(self, split: Split = "valid") -> Iterator[tuple[ClickBatch, int]]:
-        """This process's part of each batch of a split's rows, and the samples of the whole batch."""
+        """This process's share of each batch of a split's rows, and the samples of the whole batch."""
         source, world = self.prepared.source, current()
         rows, size = self._rows(split), source.scoring_batch
-        batches = source.held_out(self.seed, RankPart(world.rank, world.size), split)
+        batches = source.held_out(self.seed, RankShare(world.rank, world.size), split)
         for number, batch in enumerate(batches):
             samples = min(size, rows - number * size)
             yield self.ranks.part(batch, samples), samples
@@ -200,7 +200,7 @@ class ClickTrialState(Trial):
 
     @torch.no_grad()
     def _scored(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Logits and labels of a split's rows in their order; of several ranks each scores its part of a batch."""
+        """Logits and labels of a split's rows in their order; of several ranks each scores its share of a batch."""
         scores = SharedScores(current())
         for batch, samples in self.held_out(split):
             poll()
@@ -266,8 +266,8 @@ class CopiedOrder:
     def __len__(self) -> int:
         return len(self.order)
 
-    def share(self, part: RankPart) -> CopiedOrder:
-        return replace(self, order=self.order.share(part))
+    def share(self, rank_share: RankShare) -> CopiedOrder:
+        return replace(self, order=self.order.share(rank_share))
 
     def whole_samples(self, number: int) -> int:
         return self.order.whole_samples(number)

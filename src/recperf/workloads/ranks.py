@@ -1,4 +1,4 @@
-"""What a trial does otherwise as one of several ranks: its part of the tables, its share of every batch, and steps in
+"""What a trial does otherwise as one of several ranks: its shards of the tables, its share of every batch, and steps in
 which the gradients of all ranks are summed.
 
 A batch is `train.batch_size` samples of all ranks together, dealt by counted work or in turn. A rank that gets none
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..data.batch import ClickBatch, HistoryBatch
 from ..data.next_item_batches import SequenceBatch, SequenceOrder, WindowBatch
-from ..data.order import RankPart
+from ..data.order import RankShare
 from ..data.yambda.history import Histories
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import deal, stride
@@ -118,12 +118,12 @@ class DenseAndBags:
 
 
 class RankDivision(Division):
-    """One of several ranks: dense parameters as all ranks have them, and its own part of the tables."""
+    """One of several ranks: dense parameters as all ranks have them, and its own shards of the tables."""
 
     def __init__(self, prepared: Any, planned: PlannedWorkload | None) -> None:
         self.prepared, self.config, self.settings = prepared, prepared.config, prepared.settings
         self.world, self.options = current(), prepared.config.distributed
-        self.own = RankPart(self.world.rank, self.world.size)
+        self.own = RankShare(self.world.rank, self.world.size)
         self.sharded: RankTables | None = None
         """None where every rank has all rows."""
         self.placed, self.tiers = None, ON_DEVICE
@@ -145,7 +145,7 @@ class RankDivision(Division):
         reasons = self.settings.reasons
         if parts > 1:
             raise ConfigError(
-                f"train.micro_batches is {parts}: a rank takes its part of a batch in one piece, since "
+                f"train.micro_batches is {parts}: a rank takes its share of a batch in one piece, since "
                 "fbgemm updates tables in each backward pass",
                 where={"field": "train.micro_batches"},
                 fix="--train.micro-batches 1; more ranks have smaller parts",

@@ -167,13 +167,13 @@ def test_labels_and_several_categories_are_the_same_from_every_type(tmp_path: Pa
 
 def test_text_ids_in_an_integer_column_are_unknown() -> None:
     numbers = Ids.of("user", [3, 5, 2**62])
-    assert numbers.places(pa.array(["3", "3.0", "x", "", None, "0005", str(2**62), "9" * 30, "3.5"])).tolist() == [
+    assert numbers.indices(pa.array(["3", "3.0", "x", "", None, "0005", str(2**62), "9" * 30, "3.5"])).tolist() == [
         0, 0, -1, -1, -1, 1, 2, -1, -1,
     ]  # fmt: skip
-    assert numbers.places(pa.array([5.0, float("nan"), 3.5])).tolist() == [1, -1, -1]
-    assert numbers.places(pa.array([2**62, 2**64 - 1], pa.uint64())).tolist() == [2, -1]
+    assert numbers.indices(pa.array([5.0, float("nan"), 3.5])).tolist() == [1, -1, -1]
+    assert numbers.indices(pa.array([2**62, 2**64 - 1], pa.uint64())).tolist() == [2, -1]
     texts = Ids.of("user", ["007", "x", "8"])
-    assert texts.places(pa.array([7, 8, 9])).tolist() == [0, 2, -1]
+    assert texts.indices(pa.array([7, 8, 9])).tolist() == [0, 2, -1]
     for ids, values, message in (
         (numbers, [True], "user: a column of type bool has no ids"),
         (texts, [True], "user: a column of type bool has no ids"),
@@ -181,7 +181,7 @@ def test_text_ids_in_an_integer_column_are_unknown() -> None:
         (Ids.of("user", ["007", "7"]), [7], "user 7 may be '007' or '7'"),
     ):
         with pytest.raises(RecperfError) as error:
-            ids.places(pa.array(values))
+            ids.indices(pa.array(values))
         assert error.value.what == message
 
 

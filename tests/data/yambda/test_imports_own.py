@@ -19,7 +19,7 @@ from recperf.data.yambda.import_options import ImportOptions
 from recperf.data.yambda.imports import import_dataset, import_events
 from recperf.data.yambda.item_features import FILE, read_items
 from recperf.data.yambda.manifest import DrawnNegatives
-from recperf.data.yambda.moments import Moments
+from recperf.data.yambda.row_queries import RowQueries
 from recperf.data.yambda.schema import DRAWN, LISTEN_PLUS
 from recperf.data.yambda.store import EventStore, open_store, originals, verify
 from recperf.data.yambda.windows import WindowIndex
@@ -238,22 +238,22 @@ def log() -> list[tuple[str, int, int, int]]:
 
 
 @pytest.fixture(scope="module")
-def moments(log: list[tuple[str, int, int, int]], tmp_path_factory: pytest.TempPathFactory) -> Moments:
+def row_queries(log: list[tuple[str, int, int, int]], tmp_path_factory: pytest.TempPathFactory) -> RowQueries:
     folder = tmp_path_factory.mktemp("store")
     file = folder / "log.csv"
     lines = ["who,what,stars,at", *(f"{user},{item},{rating},{time * 1000 + 7}" for user, item, rating, time in log)]
     file.write_text("\n".join(lines))
     options = ImportOptions(events=file, user="who", item="what", rating="stars", time="at", time_unit="ms")
-    return Moments(open_store(import_events(options, folder / "store")))
+    return RowQueries(open_store(import_events(options, folder / "store")))
 
 
-def test_a_history_ends_before_its_row(moments: Moments, log: list[tuple[str, int, int, int]]) -> None:
-    store, draw = moments.store, np.random.default_rng(6)
+def test_a_history_ends_before_its_row(row_queries: RowQueries, log: list[tuple[str, int, int, int]]) -> None:
+    store, draw = row_queries.store, np.random.default_rng(6)
     users = [f"u{user}" for user in draw.integers(0, 14, 300)]
     items, times = draw.integers(0, 33, 300), draw.integers(-1, 11, 300)
     asked = [None if time < 0 else int(time) * 1000 for time in times]
-    queries, unknown = moments.queries({"user": pa.array(users), "item": pa.array(items), "time": pa.array(asked)})
-    own_users, own_items = moments.users.values.to_pylist(), moments.items.values.to_pylist()
+    queries, unknown = row_queries.queries({"user": pa.array(users), "item": pa.array(items), "time": pa.array(asked)})
+    own_users, own_items = row_queries.users.values.to_pylist(), row_queries.items.values.to_pylist()
     assert {role: one.rows for role, one in unknown.items()} == {
         "user": sum(user not in own_users for user in users),
         "item": sum(int(item) not in own_items for item in items),
@@ -267,7 +267,7 @@ def test_a_history_ends_before_its_row(moments: Moments, log: list[tuple[str, in
         place = own_users.index(user)
         assert queries.users_B[at] == place
         first, stop = store.user_first_U1[place : place + 2].tolist()
-        number = moments.items.numbers_V[own_items.index(item)] if item in own_items else 0
+        number = row_queries.items.numbers_V[own_items.index(item)] if item in own_items else 0
         events = [(int(store.times_E[position]), int(store.items_E[position])) for position in range(first, stop)]
         if time < 0:
             assert queries.ends_B[at] == stop
@@ -280,14 +280,14 @@ def test_a_history_ends_before_its_row(moments: Moments, log: list[tuple[str, in
     assert matched > 5
 
 
-def test_times_are_read_in_the_unit_of_the_import(moments: Moments) -> None:
-    assert moments.seconds(pa.array(["5000", "", "39999"])).tolist() == [5, -1, 39]
-    assert moments.seconds(pa.array([5000.0, float("nan")])).tolist() == [5, -1]
-    assert moments.seconds(pa.array([5], pa.timestamp("s"))).tolist() == [5]
+def test_times_are_read_in_the_unit_of_the_import(row_queries: RowQueries) -> None:
+    assert row_queries.seconds(pa.array(["5000", "", "39999"])).tolist() == [5, -1, 39]
+    assert row_queries.seconds(pa.array([5000.0, float("nan")])).tolist() == [5, -1]
+    assert row_queries.seconds(pa.array([5], pa.timestamp("s"))).tolist() == [5]
     with pytest.raises(BadRow, match="row 2: time 'soon' is not a time in milliseconds"):
-        moments.seconds(pa.array(["5", "soon"]))
+        row_queries.seconds(pa.array(["5", "soon"]))
 
 
-def test_columns_have_the_names_of_the_import(moments: Moments) -> None:
-    assert moments.spellings("user") == ("who", "user", "user_id")
-    assert moments.own_times(np.array([5])).to_pylist() == [5000]
+def test_columns_have_the_names_of_the_import(row_queries: RowQueries) -> None:
+    assert row_queries.spellings("user") == ("who", "user", "user_id")
+    assert row_queries.own_times(np.array([5])).to_pylist() == [5000]

@@ -167,7 +167,7 @@ def test_every_batch_is_that_of_a_plain_loop(
             assert seam == len(expected) or later & inside[seam]
     for number in reversed(range(len(expected))):
         assert order.batch(number).tolist() == expected[number]
-        assert windows[order.last_place(number)] == expected[number][-1] // 1000
+        assert windows[order.last_window_index(number)] == expected[number][-1] // 1000
 
 
 def test_leftovers_are_counted() -> None:

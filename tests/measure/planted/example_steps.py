@@ -10,8 +10,8 @@ from recperf.measure.ceilings import Ceilings
 from recperf.measure.records import Advice, DividedOperator, Observed, Percentiles, ProgramFacts
 
 CPU = Ceilings(
-    device="cpu", threads=2, flops={"float32": 1e11}, stream=20e9, cached=50e9, first_touch=2e9, knee=1000,
-    stream_knee=1_000_000, largest_cache=1_000_000, rows_memory=((64, 100.0),), rows_cache=((64, 10.0),),
+    device="cpu", threads=2, flops={"float32": 1e11}, stream=20e9, cached=50e9, first_touch=2e9, cache_bytes=1000,
+    stream_cache_bytes=1_000_000, largest_cache=1_000_000, rows_memory=((64, 100.0),), rows_cache=((64, 10.0),),
     calls={"elementwise": 1000.0, "index": 2000.0, "view": 3000.0},
 )  # fmt: skip
 GPU = replace(CPU, device="H200", kernel_ns=4000.0, link=50e9)

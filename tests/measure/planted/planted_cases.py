@@ -56,7 +56,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class Machine:
-    knee: int
+    cache_bytes: int
     device: str = "cpu"
     folder: str = "."
     """On a disk: a file in memory cannot be read without the page cache."""
@@ -70,7 +70,7 @@ class Machine:
         name = "cpu" if device == "cpu" else torch.cuda.get_device_name()
         ceilings = ceilings_of(peaks.require(threads, lambda text: None), device=name, threads=threads)
         assert ceilings is not None
-        return cls(ceilings.knee, device=device, folder=folder)
+        return cls(ceilings.cache_bytes, device=device, folder=folder)
 
     def seconds(self, work: Callable[[], object]) -> float:
         """The time of some work here: the shortest of a few."""
@@ -359,7 +359,7 @@ def adamw(machine: Machine) -> Built:
 def random_rows(row_bytes: int, knees: float) -> Callable[[Machine], Built]:
     def build(machine: Machine) -> Built:
         width = row_bytes // 4
-        rows = max(64, int(knees * machine.knee) // row_bytes)
+        rows = max(64, int(knees * machine.cache_bytes) // row_bytes)
         table = torch.ones(rows, width, device=machine.device)
         ids = max(1024, ((4 << 20) if machine.device == "cpu" else (256 << 20)) // row_bytes)
         out = torch.empty(ids, width, device=machine.device)

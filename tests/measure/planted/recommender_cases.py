@@ -28,7 +28,7 @@ MEMORY = ("latency", "bandwidth")
 
 
 def rows_beyond(machine: Machine, knees: int = 16) -> int:
-    return knees * machine.knee // (4 * WIDTH)
+    return knees * machine.cache_bytes // (4 * WIDTH)
 
 
 def bags(machine: Machine, rows: int) -> tuple[Iterable[torch.Tensor], torch.Tensor]:
@@ -105,7 +105,7 @@ if find_spec("fbgemm_gpu"):
 @planted("ids modulo the rows of several tables", "compute", "operator", on_gpu=("bandwidth",), function="step")
 def modulo(machine: Machine) -> Built:
     # On a GPU of 2025 it takes as long as an addition of the same bytes, once these are more than launching it costs.
-    count = max(100_000, machine.knee // 64) if machine.device == "cpu" else 50_000_000
+    count = max(100_000, machine.cache_bytes // 64) if machine.device == "cpu" else 50_000_000
     ids = torch.randint(0, 1 << 40, (count,), device=machine.device)
     out = torch.empty_like(ids)
 
@@ -152,7 +152,7 @@ if find_spec("sklearn"):
 
 def mapped_table(*, cold: bool) -> Callable[[Machine], Built]:
     def build(machine: Machine) -> Built:
-        size = (64 << 20) if cold else 16 * machine.knee
+        size = (64 << 20) if cold else 16 * machine.cache_bytes
         width = 1024 if cold else WIDTH
         file = tempfile.NamedTemporaryFile(dir=machine.folder, suffix=".planted")
         for _ in range(0, size, 1 << 20):

@@ -103,7 +103,7 @@ def record(step: Callable[[], object], steps: int, path: Path) -> None:
     from recperf.measure.clocks import Counts
     from recperf.measure.observing import Observer
 
-    observer = Observer(knees=lambda _: (1 << 24, 1 << 24), counts=Counts(1, 1, steps, 2), spans=True)
+    observer = Observer(cache_sizes=lambda _: (1 << 24, 1 << 24), counts=Counts(1, 1, steps, 2), spans=True)
     try:
         while not observer.done:
             step()

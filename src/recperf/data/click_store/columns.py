@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import read_linked, sha256
+from ...files import read_dataset_file, sha256
 from ...jsonfile import Struct
 from ...stop import poll
 from ..blocks import Column, StoredColumn
@@ -134,8 +134,8 @@ class Vocabulary:
         lengths = np.minimum(np.diff(offsets), width)
         slots = np.full((len(lists), width), EMPTY, np.int32)
         row = np.repeat(np.arange(len(lists)), lengths)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        slots[row, place] = codes[(offsets[:-1] - offsets[0])[row] + place]
+        column = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        slots[row, column] = codes[(offsets[:-1] - offsets[0])[row] + column]
         slots[lengths == 0, 0] = 0
         return slots
 
@@ -182,7 +182,7 @@ def read_vocabulary(folder: Path, stored: StoredVocabulary) -> Vocabulary:
     """Open a vocabulary, compared with its digest."""
     path = folder / Path(stored.file).name
     try:
-        content = read_linked(path)
+        content = read_dataset_file(path)
     except OSError:
         raise damaged(path, "cannot be read") from None
     if hashlib.sha256(content).hexdigest() != stored.sha256:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import places
+from ... import locations
 from ...errors import DataError, notice_once
 from ...files import link_or_copy, sha256, write_json
 from ...folders import made_once
@@ -66,7 +66,7 @@ def with_earlier_ids(clicks: ImportedClicks, earlier: ImportedClicks, forget_day
     split = clicks.split
     identity = [clicks.digest, earlier.digest, split.split, split.holdout, split.split_seed, forget_days]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    folder = places.home() / "clicks-with-earlier-ids" / digest[:32]
+    folder = locations.home() / "clicks-with-earlier-ids" / digest[:32]
     notice = f"adding categories of {earlier.manifest.name} to those of {clicks.manifest.name} once, in {folder}"
     return made_once(folder, MANIFEST, notice, lambda draft: _write(draft, clicks, earlier, forget_days, digest))
 

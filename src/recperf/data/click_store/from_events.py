@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import places
+from ... import locations
 from ...errors import notice_once
 from ...files import make_folder, writing
 from ...folders import one_at_a_time, temporary_folder
@@ -36,7 +36,7 @@ def clicks_of(dataset: Dataset) -> Dataset:
     # So are the features of items.
     items = store.imported and store.imported.item_file
     own += f"-{items.sha256[:16]}" if items else ""
-    folder = places.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}{own}"
+    folder = locations.home() / "clicks-of-events" / f"{store.digest[:32]}-{VERSION}{own}"
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
             if not (folder / MANIFEST).is_file():

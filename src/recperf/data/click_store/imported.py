@@ -31,7 +31,7 @@ RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
 _AT_ONCE = 1 << 18
 _MOST_FITTED = 1_000_000
-"""Training rows by which numbers are scaled: all, or so many at equal distances."""
+"""Training rows by which numbers are scaled: all, or this many at equal distances."""
 _LARGEST = 10.0
 """Scaled numbers are cut at plus and minus this many deviations."""
 
@@ -110,7 +110,7 @@ class ImportedClicks(SplitRows):
         return self.manifest.digest
 
     def earlier_arrays(self, name: str) -> dict[int, NDArray[Any]]:
-        """What a store has of an earlier one, by the place of a sparse feature: `tables` or `times`."""
+        """What a store has of an earlier one, by the index of a sparse feature: `tables` or `times`."""
         path, stated = self.folder / EARLIER, self.manifest.earlier
         if stated is None or not path.is_file() or sha256(path) != stated.sha256:
             raise damaged(path, "differs from its checksum")
@@ -150,7 +150,7 @@ class ImportedClicks(SplitRows):
         }
         return self._transform(arrays["dense"], arrays["ids"], np.zeros(len(table), np.uint8)), unknown
 
-    def places(self, key: str, column: Any) -> NDArray[np.int64]:
+    def indices(self, key: str, column: Any) -> NDArray[np.int64]:
         """Where in the vocabulary of a feature each category of a column is; -1 for a missing or unknown one."""
         columns = replace(self.columns, features=[self.columns.sparse[self.keys.index(key)]])
         codes = encode_table(columns, pyarrow().table({key: column}))["ids"][:, 0]

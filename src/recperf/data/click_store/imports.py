@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...config import to_json
 from ...errors import DataError
 from ...files import sha256, write_json
-from ...folders import fresh_folder
+from ...folders import new_folder
 from ...jsonfile import as_json, sealed
 from ..rows import in_blocks, pyarrow
 from ..user_files import values as sql
@@ -97,7 +97,7 @@ def import_clicks(
                 fix="--replace imports this file in its place; or another --name",
             )
         return manifest
-    with fresh_folder(folder, fix=RESTART) as draft:
+    with new_folder(folder, fix=RESTART) as draft:
         with open_database(draft / "rows", memory=options.memory_mib << 20) as connection:
             bad = BadRows(source.path, options.skip_bad)
             load_file(connection, source, reading, bad)
@@ -125,11 +125,11 @@ class _Build:
         return sql_name(at), self.raw.kinds[sql_name(at)], self.columns.name(at)
 
     def run(self, progress: Progress) -> ClickManifest:
-        features, places = (
+        features, columns_of = (
             self.columns.features,
             {role: getattr(self.columns, role) for role in ("user", "item", "time")},
         )
-        roles: Any = {role: None if at is None else self.columns.name(at) for role, at in places.items()}
+        roles: Any = {role: None if at is None else self.columns.name(at) for role, at in columns_of.items()}
         label_at, time_at = self.columns.label, self.columns.time
         label_name = self.columns.name(label_at)
         label, threshold = self.raw.positive(sql_name(label_at), label_name, is_rating=self.columns.is_rating)
@@ -222,7 +222,7 @@ class _Build:
             raise self.raw.error(
                 f"column {name!r} has about {distinct:,} categories, too many to list in "
                 f"{self.options.memory_mib:,} MiB",
-                "--hash 1000000 hashes categories to so many rows; or a larger --memory-mib",
+                "--hash 1000000 hashes categories to 1,000,000 rows; or a larger --memory-mib",
             )
 
     def _write(self, manifest: ClickManifest, more: dict[str, str], progress: Progress) -> Arrays:
@@ -255,12 +255,12 @@ def _describe(manifest: ClickManifest, arrays: dict[str, NDArray[Any]]) -> None:
         ends = int(arrays["times"].min()), int(arrays["times"].max())
         first, last = manifest.times or ends
         manifest.times = min(first, ends[0]), max(last, ends[1])
-    numbers = [place for place, one in enumerate(manifest.columns) if one.kind == "numeric"]
-    for place, values in zip(numbers, arrays["dense"].T):
-        one, there = manifest.columns[place], values[~np.isnan(values)]
-        one = manifest.columns[place] = replace(one, missing=one.missing + len(values) - len(there))
+    numbers = [index for index, one in enumerate(manifest.columns) if one.kind == "numeric"]
+    for index, values in zip(numbers, arrays["dense"].T):
+        one, there = manifest.columns[index], values[~np.isnan(values)]
+        one = manifest.columns[index] = replace(one, missing=one.missing + len(values) - len(there))
         if len(there):
             least, most = float(there.min()), float(there.max())
             if one.least is not None and one.most is not None:
                 least, most = min(least, one.least), max(most, one.most)
-            manifest.columns[place] = replace(one, least=least, most=most)
+            manifest.columns[index] = replace(one, least=least, most=most)

@@ -109,7 +109,7 @@ def _csv_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, n
     # DuckDB removes a byte order mark, which could be part of the first field.
     path.write_bytes(BOM + block.content)
     columns = ", ".join(f"c{at}: 'VARCHAR'" for at in range(len(source.names)))
-    selected = ", ".join(f"c{at} AS f{place}" for place, at in enumerate(source.columns.values()))
+    selected = ", ".join(f"c{at} AS f{position}" for position, at in enumerate(source.columns.values()))
     quote = '"' if block.quoted else ""
     return (
         f"(SELECT {selected} FROM read_csv({literal(str(path))}, columns = {{{columns}}}, auto_detect = false, "

@@ -42,7 +42,7 @@ class FileOptions:
     """Whether the first line names the columns; auto: for events unless all columns are named by number, for clicks
     unless it has only numbers."""
     skip_bad: int = 0
-    """Leave out and list up to so many rows that cannot be read: with a missing or malformed value, another number of
+    """Leave out and list up to this many rows that cannot be read: with a missing or malformed value, another number of
     columns, or text that is not UTF-8. One more is an error."""
     name: str = ""
     """Name of the dataset; default: that of the file, without its ending."""

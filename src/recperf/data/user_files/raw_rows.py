@@ -122,7 +122,7 @@ class RawRows:
     def leave_out(self) -> None:
         """Remove the rows that do not fit, if they are not too many."""
         # Rows are removed when all are known: until then they count as in the file.
-        self.connection.execute("CREATE TABLE left_out (place BIGINT)")
+        self.connection.execute("CREATE TABLE left_out (position BIGINT)")
         for first in range(0, len(self._checks), _AT_ONCE):
             self._find(self._checks[first : first + _AT_ONCE])
         self.connection.execute("DELETE FROM raw WHERE rowid IN (FROM left_out)")
@@ -133,13 +133,13 @@ class RawRows:
             f"SELECT rowid, {', '.join(cells)} FROM raw WHERE ({' OR '.join(check.wrong for check in checks)}) "
             f"AND rowid NOT IN (FROM left_out) ORDER BY rowid LIMIT {self.bad.room + 1}"
         ).fetchall()
-        for place, *answers in rows:
+        for position, *answers in rows:
             faults = zip(checks, answers, answers[len(checks) :])
             check, value = next((check, value) for check, wrong, value in faults if wrong)
-            self.bad.add_loaded(place, f": {self._explain(check, value)}", check.fix)
+            self.bad.add_loaded(position, f": {self._explain(check, value)}", check.fix)
         if rows:
-            places = ", ".join(f"({place})" for place, *_ in rows)
-            self.connection.execute(f"INSERT INTO left_out VALUES {places}")
+            positions = ", ".join(f"({position})" for position, *_ in rows)
+            self.connection.execute(f"INSERT INTO left_out VALUES {positions}")
 
     def _explain(self, check: _Check, value: str | None) -> str:
         if value is None or value in MISSING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from ...errors import DataError, UsageError, closest
-from ...files import open_linked
+from ...files import open_dataset_file
 from ..rows import pyarrow
 from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, state_of, unreadable
 from .formats import COLUMNAR, LONGEST_MAGIC, ColumnarFormat, text_format
@@ -36,7 +36,7 @@ _MOST_SHOWN = 20
 def _begin(path: Path) -> tuple[bytes, tuple[int, int, int]]:
     """The first bytes of a file, and its state."""
     try:
-        with open_linked(path) as file:
+        with open_dataset_file(path) as file:
             magic, state = file.read(LONGEST_MAGIC), state_of(os.fstat(file.fileno()))
     except OSError as error:
         raise bad_file(path, f"the file cannot be opened: {error.strerror}", "check the path") from None
@@ -46,7 +46,7 @@ def _begin(path: Path) -> tuple[bytes, tuple[int, int, int]]:
 
 
 def _open(path: Path, gzipped: bool) -> gzip.GzipFile | BinaryIO:
-    return gzip.open(path) if gzipped else open_linked(path)
+    return gzip.open(path) if gzipped else open_dataset_file(path)
 
 
 def inspect(

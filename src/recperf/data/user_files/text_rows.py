@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...files import open_linked
+from ...files import open_dataset_file
 from ...jsonfile import Struct
 from ...stop import poll
 from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, unreadable
@@ -31,7 +31,7 @@ _LISTED = 20
 """Bad rows that a description of an import lists."""
 _FEED, _RETURN, _QUOTE, _SPACE = b'\n\r" '
 
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 
 class SkippedRows(Struct):
@@ -59,11 +59,11 @@ class BadRows:
         self._record(row, what, fix)
         self._not_loaded.insert(bisect_right(self._not_loaded, row), row)
 
-    def add_loaded(self, place: int, what: str, fix: str) -> None:
-        """Leave out a row that was loaded; `place` counts those that were from 0."""
+    def add_loaded(self, loaded: int, what: str, fix: str) -> None:
+        """Leave out a row that was loaded; `loaded` is its number among the loaded rows, from 0."""
         rows = self._not_loaded
-        before = bisect_right(range(len(rows)), place, key=lambda index: rows[index] - index - 1)
-        self._record(place + 1 + before, what, fix)
+        before = bisect_right(range(len(rows)), loaded, key=lambda index: rows[index] - index - 1)
+        self._record(loaded + 1 + before, what, fix)
 
     def _record(self, row: int, what: str, fix: str) -> None:
         if self.room <= 0:
@@ -84,9 +84,9 @@ class TextBlock:
 
     content: bytes
     """Each row ends with a line feed."""
-    ends_N: Places
+    ends_N: Positions
     """Where in `content` each row ends."""
-    numbers_N: Places
+    numbers_N: Positions
     """The number of each row in the file, from 1; blank lines do not count."""
     quoted: bool
     """Whether some field is in quotes."""
@@ -99,7 +99,7 @@ class TextBlock:
 def read_blocks(source: Source, bad: BadRows) -> Generator[TextBlock, None, None]:
     """The rows of a text file after its header; bad ones are left out and recorded."""
     number, rest = 0 if source.has_header else 1, b""
-    with open_linked(source.path) as file:
+    with open_dataset_file(source.path) as file:
         stream = gzip.GzipFile(fileobj=file) if source.gzipped else file
         text, first = b"begin", True
         while text:
@@ -153,11 +153,11 @@ class _Rows:
         """The number of each row; that of a blank one is that of the row before it."""
         self.next = int(self.numbers_N[-1]) + 1 if len(self.ends_N) else number
 
-    def _outside(self, places: Places) -> Places:
-        """Those places that are not within quotes."""
-        return places[np.searchsorted(self.quotes, places) % 2 == 0] if len(self.quotes) else places
+    def _outside(self, at_N: Positions) -> Positions:
+        """Those positions that are not within quotes."""
+        return at_N[np.searchsorted(self.quotes, at_N) % 2 == 0] if len(self.quotes) else at_N
 
-    def _only_feeds(self, returns: Places, pairs: Places) -> None:
+    def _only_feeds(self, returns: Positions, pairs: Positions) -> None:
         """End all rows with a line feed only."""
         codes = self.codes.copy()
         codes[returns] = _FEED
@@ -208,7 +208,7 @@ class _Rows:
         return block, self.next
 
     def _faults(self, content: bytes, kept_N: NDArray[np.bool_], most: int) -> dict[int, tuple[str, str]]:
-        """What is wrong with rows, by their place in the block: all, or the first so many of a kind."""
+        """What is wrong with rows, by their position in the block: all, or the first `most` of a kind."""
         faults: dict[int, tuple[str, str]] = {}
         if b"\0" in content:
             for at in np.searchsorted(self.ends_N, np.flatnonzero(self.codes == 0)[: 2 * most], side="right").tolist():
@@ -235,7 +235,7 @@ class _Rows:
         beside = self.codes[np.concatenate([spaces - 1, spaces + 1])]
         return bool(((beside == _FEED) | (beside == mark)).any())
 
-    def _columns(self) -> Places:
+    def _columns(self) -> Positions:
         mark = self.source.delimiter
         marks = self._outside(np.flatnonzero(self.codes == ord(mark[0])))
         if len(mark) == 2:

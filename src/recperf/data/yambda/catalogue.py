@@ -14,7 +14,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import places
+from ... import locations
 from ...errors import UsageError
 from ...folders import one_at_a_time
 from ...jsonfile import as_json
@@ -39,14 +39,14 @@ Bars = Callable[..., Progress]
 
 
 def store_folder(name: str) -> Path:
-    return places.dataset_folder(name) / "store"
+    return locations.dataset_folder(name) / "store"
 
 
 def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars) -> Facts:
     """Convert raw files to a store."""
     if name == SYNTHETIC and path is None:
         raise UsageError(f"{SYNTHETIC} is generated as a store", fix=f"recperf data make {SYNTHETIC} --path FOLDER")
-    files = path or places.dataset_folder(name) / "raw"
+    files = path or locations.dataset_folder(name) / "raw"
     if path is None and not files.is_dir():
         raise datasets.missing(name)
     folder, began = (store or store_folder(name)).expanduser(), monotonic()
@@ -86,7 +86,7 @@ def check(name: str, *, path: Path | None, progress: Bars, say: Say) -> Facts:
     from . import download
 
     answer: Facts = {"name": name, "intact": True}
-    downloaded = places.dataset_folder(name) / "raw"
+    downloaded = locations.dataset_folder(name) / "raw"
     if path is None and downloaded.is_dir():
         size, bar = name.removeprefix("yambda-"), progress("comparing with the published files", "bytes")
         answer["raw"] = {"folder": str(downloaded), "verified_by_digest": download.verify(size, bar)}
@@ -135,7 +135,7 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
     from . import synthesize
 
     config = config or YambdaLike()
-    folder = places.dataset_folder(SYNTHETIC) / synthesize.folder_name(config)
+    folder = locations.dataset_folder(SYNTHETIC) / synthesize.folder_name(config)
     if not (folder / MANIFEST).is_file():
         waiting = partial(say, f"another process generates {SYNTHETIC}: waiting for it")
         with one_at_a_time(folder.with_name(folder.name + ".lock"), waiting):
@@ -147,7 +147,7 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
 
 def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Facts:
     """Everything that `data info` prints. Without a minimum of histories it is that of the benchmark, or 100 if fewer
-    than a tenth of the users have so many events."""
+    than a tenth of the users have that many events."""
     manifest, lengths_U = store.manifest, np.diff(store.user_first_U1)
     if min_history is None:
         full = HistoryConfig().length
@@ -156,9 +156,9 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
     # Events are sorted by time, so that only the first and last of each user are read.
     first = int(store.times_E[store.user_first_U1[:-1]].min())
     last = int(store.times_E[store.user_first_U1[1:] - 1].max())
-    pools = dict(manifest.by_pool)
+    actions = dict(manifest.by_pool)
     if store.imported and store.imported.negatives:
-        pools["drawn"] = store.imported.negatives.drawn
+        actions["drawn"] = store.imported.negatives.drawn
     # A store too small for any anchor has no windows but can be described.
     index = None
     with suppress(NoAnchors):
@@ -183,7 +183,7 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
         "last_time": last,
         **_imported(store),
         "by_type": manifest.by_type,
-        "shares": {name: count / store.events for name, count in pools.items()},
+        "shares": {name: count / store.events for name, count in actions.items()},
         "events_per_user": _spread(lengths_U),
         "windows": {
             "seconds": windows.seconds,

@@ -16,7 +16,7 @@ Leftover = Literal["drop", "carry"]
 @dataclass(frozen=True, kw_only=True)
 class HistoryConfig:
     length: int = 4086
-    """Maximum number of events in a history; interleaved takes at least one of each pool."""
+    """Maximum number of events in a history; interleaved takes at least one of each action."""
     strategy: Strategy = "interleaved"
     """Which events make a history. interleaved: the last length / 3 events each of listen-plus, like and skip, sorted
     by time. last-n: the last `length` events of any kind."""
@@ -31,14 +31,14 @@ class HistoryConfig:
         within(1, self.scan, 1 << 24, "history.scan")
 
     @property
-    def pool_length(self) -> int:
-        """Events that interleaved takes from each pool."""
+    def events_per_action(self) -> int:
+        """Events that interleaved takes of each action."""
         return max(1, self.length // 3)
 
     @property
     def longest(self) -> int:
         """The maximum length of a history."""
-        return 3 * self.pool_length if self.strategy == "interleaved" else self.length
+        return 3 * self.events_per_action if self.strategy == "interleaved" else self.length
 
 
 @dataclass(frozen=True, kw_only=True)

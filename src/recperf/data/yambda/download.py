@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from ... import places, units
+from ... import locations, units
 from ...errors import DataError, Interrupted, MachineError, Stopped, UsageError
 from ...files import sha256, sync_folder, write_json, writing
 from ...folders import alone
@@ -54,7 +54,7 @@ class Record(Struct):
 
 
 def folder_of(size: str) -> Path:
-    return places.dataset_folder(f"yambda-{size}") / "raw"
+    return locations.dataset_folder(f"yambda-{size}") / "raw"
 
 
 def files_of(size: str) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def _complete(folder: Path, name: str) -> bool:
 def _recorded(folder: Path) -> dict[str, HubFile]:
     """Recorded downloads of the pinned revision."""
     try:
-        record = require(read(folder / RECORD, linked=True), Record, folder / RECORD, what="is damaged")
+        record = require(read(folder / RECORD, follow_links=True), Record, folder / RECORD, what="is damaged")
     except DataError:
         return {}
     return record.files if (record.repository, record.revision) == (REPOSITORY, REVISION) else {}

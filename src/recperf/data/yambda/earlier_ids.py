@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import places
+from ... import locations
 from ...errors import DataError
 from ...files import link_or_copy, sha256, write_atomic, write_json
 from ...folders import made_once
@@ -73,7 +73,7 @@ def with_earlier_ids(store: EventStore, earlier: EventStore, forget_days: int) -
         return store.folder
     identity = [_identity(store), _identity(earlier), forget_days]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    folder = places.home() / "events-with-earlier-ids" / name
+    folder = locations.home() / "events-with-earlier-ids" / name
     notice = f"adding ids of {earlier.name} to those of {store.name} once, in {folder}"
     first = {role: numbers_M for role, (numbers_M, _) in numbers.items()}
     return made_once(folder, MANIFEST, notice, lambda draft: _write(draft, store, earlier, added, first))

@@ -21,7 +21,7 @@ from ...ops.history.reference import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
 from .config import HistoryConfig
 from .rates import RunningRates
-from .schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, MOST_ID, ORGANIC, POOLS, SKIP
+from .schema import ACTION_BITS, CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, MOST_ID, ORGANIC, SKIP
 from .store import EventStore, Queries
 
 KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)
@@ -35,8 +35,8 @@ Words = NDArray[np.int64]
 def rule_of(config: HistoryConfig) -> Rule:
     """The strategy as parameters of the `history` op."""
     if config.strategy == "interleaved":
-        return Rule(pools=(LISTEN_PLUS, LIKE, SKIP), cap=config.pool_length, most=config.longest)
-    return Rule(pools=(POOLS,), cap=config.length, most=config.longest)
+        return Rule(actions=(LISTEN_PLUS, LIKE, SKIP), cap=config.events_per_action, most=config.longest)
+    return Rule(actions=(ACTION_BITS,), cap=config.length, most=config.longest)
 
 
 class Histories:

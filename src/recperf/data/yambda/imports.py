@@ -282,8 +282,8 @@ def _events_per_user(connection: Any, users: int) -> dict[str, int]:
     events, of_users = np.array(rows, np.int64).T
     # The least number of which at least this share of users have no more.
     ranks = [max(1, math.ceil(share * users)) for share in QUANTILES.values()]
-    places = np.searchsorted(np.cumsum(of_users), ranks)
-    return dict(zip(QUANTILES, events[places].tolist()))
+    at_Q = np.searchsorted(np.cumsum(of_users), ranks)
+    return dict(zip(QUANTILES, events[at_Q].tolist()))
 
 
 def _negatives(connection: Any, options: ImportOptions, items: int) -> Negatives:

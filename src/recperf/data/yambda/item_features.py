@@ -114,20 +114,20 @@ def item_values(store: EventStore) -> ItemValues | None:
     items_V, rows_V, weights_V = (np.concatenate(columns) for columns in zip(*parts))
     order_V = np.argsort(items_V, kind="stable")
     counts_I = np.bincount(items_V, minlength=store.items)
-    places_V = np.arange(len(items_V)) - np.repeat(np.cumsum(counts_I) - counts_I, counts_I)
+    ranks_V = np.arange(len(items_V)) - np.repeat(np.cumsum(counts_I) - counts_I, counts_I)
     most = min(MOST_VALUES, int(counts_I.max()))
-    order_V, places_V = order_V[places_V < most], places_V[places_V < most]
+    order_V, ranks_V = order_V[ranks_V < most], ranks_V[ranks_V < most]
     rows_IK, weights_IK = np.zeros((store.items, most), np.int64), np.zeros((store.items, most), np.float32)
-    rows_IK[items_V[order_V], places_V] = rows_V[order_V]
-    weights_IK[items_V[order_V], places_V] = weights_V[order_V]
+    rows_IK[items_V[order_V], ranks_V] = rows_V[order_V]
+    weights_IK[items_V[order_V], ranks_V] = weights_V[order_V]
     return ItemValues(names, rows_IK, weights_IK)
 
 
 def _of_catalogue(store: EventStore, role: str, ids_I: NDArray[np.uint32]) -> ItemFeature:
     """A column of the catalogue; its id 0 is no value."""
-    values, places_I = np.unique(ids_I, return_inverse=True)
+    values, index_I = np.unique(ids_I, return_inverse=True)
     known_I = ids_I > 0
     listed = originals(store.folder, role) if role in store.originals else None
     names = [str(listed[value - 1] if listed else value) for value in values.tolist() if value]
-    numbers_V = places_I[known_I] + int(values[0] > 0)
+    numbers_V = index_I[known_I] + int(values[0] > 0)
     return ItemFeature(names, np.concatenate([[0], np.cumsum(known_I)]), numbers_V.astype(np.int64))

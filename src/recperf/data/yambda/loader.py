@@ -92,26 +92,26 @@ class StreamOrder:
         """Positions of one batch's anchors; only its own windows are read."""
         start, stop = self._span(number)
         parts = []
-        for place in range(self._place(start), self._place(stop - 1) + 1):
-            begin, end = int(self._before_S1[place]), int(self._before_S1[place + 1])
+        for window_index in range(self._window_index(start), self._window_index(stop - 1) + 1):
+            begin, end = int(self._before_S1[window_index]), int(self._before_S1[window_index + 1])
             if begin < end:
-                parts.append(self.anchors(place)[max(0, start - begin) : min(stop, end) - begin])
+                parts.append(self.anchors(window_index)[max(0, start - begin) : min(stop, end) - begin])
         return np.concatenate(parts)
 
-    def last_place(self, number: int) -> int:
+    def last_window_index(self, number: int) -> int:
         """The index, within the stream, of the window in which a batch ends."""
-        return self._place(self._span(number)[1] - 1)
+        return self._window_index(self._span(number)[1] - 1)
 
-    def anchors(self, place: int) -> NDArray[np.int64]:
+    def anchors(self, window_index: int) -> NDArray[np.int64]:
         """The anchors of a window of the stream in training order, cached; threads that need others wait."""
         with self._lock:
-            if place not in self._cached:
-                self._cached[place] = self.index.order(self.windows[place], self.users)
-            self._cached.move_to_end(place)
+            if window_index not in self._cached:
+                self._cached[window_index] = self.index.order(self.windows[window_index], self.users)
+            self._cached.move_to_end(window_index)
             size = sum(map(len, self._cached.values()))
             while len(self._cached) > _MIN_CACHED and (size > _SMALL or len(self._cached) > _MAX_CACHED):
                 size -= len(self._cached.popitem(last=False)[1])
-            return self._cached[place]
+            return self._cached[window_index]
 
     def _span(self, number: int) -> tuple[int, int]:
         """The first anchor of a batch and the one after its last, counted from the start of the stream."""
@@ -120,7 +120,7 @@ class StreamOrder:
         start = number * self.batch_size
         return start, min(start + self.batch_size, self.samples)
 
-    def _place(self, anchor: int) -> int:
+    def _window_index(self, anchor: int) -> int:
         """The window of an anchor of the stream."""
         return int(np.searchsorted(self._before_S1, anchor, side="right")) - 1
 

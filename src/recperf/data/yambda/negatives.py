@@ -57,11 +57,11 @@ class Negatives:
         a user has an item."""
         users_M, items_M = (rows[name].astype(np.int64) for name in ("uids", "items"))
         had = _Had(self, users_M[first_M], items_M[first_M])
-        place_N, before_M = np.flatnonzero(~first_M), np.cumsum(first_M, dtype=np.int64)
+        position_N, before_M = np.flatnonzero(~first_M), np.cumsum(first_M, dtype=np.int64)
         step = max(1, _AT_ONCE // self.facts.per_event)
-        for begin in range(0, len(place_N), step):
+        for begin in range(0, len(position_N), step):
             poll()
-            part_N = place_N[begin : begin + step]
+            part_N = position_N[begin : begin + step]
             events = {name: column[part_N] for name, column in rows.items()}
             yield self._with_negatives(events, *self._draw(users_M[part_N], before_M[part_N], had))
         if users_M[-1] != self._user:
@@ -96,16 +96,16 @@ class Negatives:
         nearly every item get the few others equally often. `before_N` are the first times in the part before each."""
         items_NK = np.zeros((len(users_N), self.facts.per_event), np.int64)
         drawn_NK = np.ones(items_NK.shape, np.bool_)
-        place = np.arange(items_NK.size)
-        row, column = np.divmod(place, self.facts.per_event)
+        slot = np.arange(items_NK.size)
+        row, column = np.divmod(slot, self.facts.per_event)
         for attempt in range(_ROUNDS):
             total = self.items if self._ends_I is None else self._ends_I[-1]
             ticket = self._hashes(row, column, attempt, int(total))
             items = (ticket if self._ends_I is None else np.searchsorted(self._ends_I, ticket, side="right")) + 1
-            items_NK.reshape(-1)[place] = items
+            items_NK.reshape(-1)[slot] = items
             taken = had.has(users_N[row], items, before_N[row])
-            place, row, column = place[taken], row[taken], column[taken]
-            if not len(place):
+            slot, row, column = slot[taken], row[taken], column[taken]
+            if not len(slot):
                 break
         # Events of a user between which no new item came have the same others.
         new = np.diff(users_N[row]) | np.diff(before_N[row])
@@ -117,9 +117,9 @@ class Negatives:
             others = had.others(int(users_N[event]), int(before_N[event]))
             if len(others):
                 ticket = self._hashes(row[mine], column[mine], _ROUNDS, len(others))
-                items_NK.reshape(-1)[place[mine]] = others[ticket]
+                items_NK.reshape(-1)[slot[mine]] = others[ticket]
             else:
-                drawn_NK.reshape(-1)[place[mine]] = False
+                drawn_NK.reshape(-1)[slot[mine]] = False
         self.events += len(users_N)
         return items_NK, drawn_NK
 
@@ -140,16 +140,16 @@ class _Had:
         self._others = np.zeros(0, np.uint32)
 
     def has(self, users_N: Longs, items_N: Longs, before_N: Longs) -> NDArray[np.bool_]:
-        """Whether these users have these items after so many of the part's first times."""
+        """Whether these users have these items after the first `before_N` of the chunk's first times."""
         had = self._before.of_last_user(users_N) & self._before.had_earlier(items_N)
         if len(self._keys_F):
             keys_N = users_N * (self._before.items + 1) + items_N
-            place_N = np.minimum(np.searchsorted(self._keys_F, keys_N), len(self._keys_F) - 1)
-            had |= (self._keys_F[place_N] == keys_N) & (self._since_F[place_N] < before_N)
+            position_N = np.minimum(np.searchsorted(self._keys_F, keys_N), len(self._keys_F) - 1)
+            had |= (self._keys_F[position_N] == keys_N) & (self._since_F[position_N] < before_N)
         return had
 
     def others(self, user: int, before: int) -> NDArray[np.uint32]:
-        """The items that a user does not have after so many first times, ascending; asked for in ascending order."""
+        """The items that a user does not have after the first `before` times, ascending; `before` only grows."""
         if user != self._user:
             self._user, self._others = user, self._before.never_had(user)
             self._counted = int(np.searchsorted(self._users_F, user))

@@ -99,10 +99,10 @@ class Effects:
     curvatures_N1: Floats
 
     @staticmethod
-    def of(place_N: Longs, positive_N: NDArray[np.bool_], logits_N: Floats) -> Effects:
+    def of(position_N: Longs, positive_N: NDArray[np.bool_], logits_N: Floats) -> Effects:
         """From the outcome of each listen, the logit that was expected, and how many listens of all groups sorted by
         group and clock lie before it."""
-        order_N, expected_N = np.argsort(place_N, kind="stable"), _sigmoid(logits_N)
+        order_N, expected_N = np.argsort(position_N, kind="stable"), _sigmoid(logits_N)
         sums = (np.cumsum(column_N[order_N]) for column_N in (positive_N - expected_N, expected_N * (1 - expected_N)))
         return Effects(*(np.concatenate([[0.0], sums_N]) for sums_N in sums))
 
@@ -301,9 +301,9 @@ class Neighbours:
     def _past(self, users_B: Longs, ends_B: Longs, times_B: Longs) -> tuple[Longs, NDArray[np.bool_]]:
         """Positions of the last listens before queries, and which of them exist and have similarities."""
         first_B = np.where(users_B >= 0, self.store.user_first_U1[users_B], ends_B).astype(np.int64)
-        place_BH = np.searchsorted(self.listens_L, ends_B)[:, None] - 1 - np.arange(COMPARED)
-        past_BH = self.listens_L[np.maximum(place_BH, 0)]
-        ok_BH = (place_BH >= 0) & (past_BH >= first_B[:, None]) & (self.items_E[past_BH] >= 0)
+        position_BH = np.searchsorted(self.listens_L, ends_B)[:, None] - 1 - np.arange(COMPARED)
+        past_BH = self.listens_L[np.maximum(position_BH, 0)]
+        ok_BH = (position_BH >= 0) & (past_BH >= first_B[:, None]) & (self.items_E[past_BH] >= 0)
         if self.drawn:
             ok_BH &= self.times_E[past_BH] < times_B[:, None]
         return past_BH, ok_BH

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ... import units
 from ...errors import DataError, MachineError
-from ...files import open_linked, sha256
+from ...files import open_dataset_file, sha256
 from ...jsonfile import Struct, require
 from ..rows import one_array, pyarrow
 from .manifest import EventManifest
@@ -86,13 +86,13 @@ def locate(root: Path, size: str | None = None) -> RawFiles:
             fix="name another folder with --path, or another dataset; recperf data get --help",
         )
     events = files[0]
-    places = [root, events.parent]
-    artists, albums = (map_file(places, name) for name in (ARTISTS_FILE, ALBUMS_FILE))
+    roots = [root, events.parent]
+    artists, albums = (map_file(roots, name) for name in (ARTISTS_FILE, ALBUMS_FILE))
     return RawFiles(events=events, artists=artists, albums=albums, size=size or events.parent.name)
 
 
-def map_file(places: list[Path], name: str) -> Path:
-    folders = [folder for place in places for folder in (place / "shared_metadata", place)]
+def map_file(roots: list[Path], name: str) -> Path:
+    folders = [folder for root in roots for folder in (root / "shared_metadata", root)]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
@@ -215,10 +215,10 @@ def _values(path: Path, column: Any, name: str, row: int, most: int | None) -> N
     if column.null_count and name != "played_ratio_pct":
         wrong |= np.asarray(column.is_null())
     if wrong.any():
-        place = int(np.argmax(wrong))
-        value = original[place].as_py()
+        index = int(np.argmax(wrong))
+        value = original[index].as_py()
         allowed = f"Yambda has {', '.join(EVENT_TYPES)}" if is_type else f"it must be 0 to {most:,}"
-        raise _refused(path, row + place, f"{name} is null" if value is None else f"{name} is {value!r}; {allowed}")
+        raise _refused(path, row + index, f"{name} is null" if value is None else f"{name} is {value!r}; {allowed}")
     return values.astype(kind, copy=False)
 
 
@@ -229,7 +229,7 @@ def _refused(path: Path, row: int, what: str) -> DataError:
 
 def identity_of(path: Path) -> dict[str, str | int]:
     """Name, length and digest of the footer of a parquet file, which has sizes and statistics of every part."""
-    with reading(path), open_linked(path) as file:
+    with reading(path), open_dataset_file(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 8))
         length = int.from_bytes(file.read(8)[:4], "little")
@@ -343,7 +343,7 @@ def _append_all(writer: StoreWriter, raw: RawEvents, split: Split, progress: Cal
         raise MachineError(
             f"the disk has {units.size(free)} free; the store needs about {units.size(needed)} more",
             where={"folder": writer.draft},
-            fix="free some space, or choose another place with --store",
+            fix="free some space, or choose another folder with --store",
         )
     committed = state.row
     for chunk in raw.chunks(committed, CHUNK_ROWS, after=state.last):

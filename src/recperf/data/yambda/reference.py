@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError, notice_once
-from ...files import NOT_FILES, open_linked
+from ...files import NOT_FILES, open_dataset_file
 from ...jsonfile import load
 from ..blocks import Column
 from .manifest import EventManifest
@@ -112,7 +112,7 @@ def _column(folder: Path, name: str, dtype: str = "<i8", length: int | None = No
     path = folder / f"{name}.npy"
     try:
         # A fifo would wait for ever.
-        open_linked(path).close()
+        open_dataset_file(path).close()
         column: NDArray[Any] = np.load(path, mmap_mode="r")
     except (ValueError, EOFError, SyntaxError):
         raise _unusable(path, "is cut short or not a .npy file") from None
@@ -138,7 +138,7 @@ def _counts(folder: Path) -> tuple[int, int]:
         )
     path = folder / CACHE_META
     try:
-        meta = load(path, linked=True)
+        meta = load(path, follow_links=True)
         events, users = int(meta["total_events"]), int(meta["num_users"])
     except FileNotFoundError:
         raise _unusable(path, "is missing") from None

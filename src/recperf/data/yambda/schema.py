@@ -35,17 +35,17 @@ DAY_S: Final = 86_400
 TRAIN_DAYS, GAP_MINUTES, TEST_DAYS = 300, 30, 1
 
 LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
-"""The pools of events as bits, which the model reads as the action."""
-POOLS: Final = LISTEN_PLUS | LIKE | SKIP
+"""Actions as bits of an event; the model reads them as one number."""
+ACTION_BITS: Final = LISTEN_PLUS | LIKE | SKIP
 LISTENS: Final = LISTEN_PLUS | SKIP
 LEAST_PLAYED: Final = 50
 """A listen with at least this played ratio, in percent, is a listen-plus; any other is a skip."""
 
 ORGANIC: Final = 8
 TYPE_SHIFT: Final = 4
-"""The kind of an event is one byte: pools in bits 0 to 2, organic in bit 3, the event type in bits 4 to 6."""
+"""The kind of an event is one byte: actions in bits 0 to 2, organic in bit 3, the event type in bits 4 to 6."""
 DRAWN: Final = 128
-"""Bit 7: a negative that an import drew. It is in no pool, so that no history contains it, but it is an anchor."""
+"""Bit 7: a negative that an import drew. It is no action, so that no history contains it, but it is an anchor."""
 ANCHORS: Final = LISTENS | DRAWN
 
 CROSSES: Final = {

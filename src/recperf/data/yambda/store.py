@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
-from ...files import read_linked, reading
+from ...files import read_dataset_file, reading
 from ...jsonfile import decode, read_sealed, require
 from ..blocks import Column, StoredColumn, verified
 from ..datasets import KINDS
@@ -60,7 +60,7 @@ class EventStore:
     catalogue_I2: NDArray[np.uint32]
     """Artist and album of every item; 0 where unknown."""
     packed_kinds_E: Column | None = None
-    """With layout packed: pools, organic and type of every event in one byte, see schema.py."""
+    """With layout packed: actions, organic and type of every event in one byte, see schema.py."""
     flags: tuple[Column, Column, Column, Column] | None = None
     """With layout reference: listen-plus, like, skip, organic."""
     types_E: Column | None = None
@@ -251,7 +251,7 @@ def originals(folder: Path, role: str) -> list[int | str]:
         raise DataError(what, where={"file": path}, fix="recperf data import writes one")
     try:
         with reading(path):
-            content = read_linked(path) if os.path.lexists(path) else b""
+            content = read_dataset_file(path) if os.path.lexists(path) else b""
     except DataError as error:
         raise DataError(f"the event store is damaged: {error.what}", where={"file": path}, fix=error.fix) from None
     if hashlib.sha256(content).hexdigest() != imported.originals[role].sha256:

@@ -146,16 +146,16 @@ class Generator:
         """Genre and artist of each listen."""
         draw_L = bits(draws_L, 36, 12)
         slot_L = (draw_L >= int(_FIRST_SLOT * 4096)).view(np.int8) + (draw_L >= int(_FIRST_TWO_SLOTS * 4096))
-        place_L = sessions.repeat(np.arange(0, sessions.count * _SLOTS, _SLOTS)) + slot_L
+        position_L = sessions.repeat(np.arange(0, sessions.count * _SLOTS, _SLOTS)) + slot_L
         number_L = skewed(self.config.favourites, unit(more_L, 52, 12), _FAVOURITE_TAIL)
         number_L += sessions.repeat(sessions.focus_S)
         number_L -= (number_L >= self.config.favourites) * self.config.favourites
         words_L = number_L.view(np.uint64) * ODD
-        words_L += sessions.slots_SK.reshape(-1)[place_L]
+        words_L += sessions.slots_SK.reshape(-1)[position_L]
         words_L = finalise_numpy_(np.where(favourite_L, words_L, draws_L))
         same_L = bits(draws_L, 20, 16) < parts(_SAME_GENRE)
         anywhere_L = bits(words_L, 0, 16) * self.catalogue.genres >> 16
-        genre_L = np.where(same_L, sessions.genres_SK.reshape(-1)[place_L], anywhere_L)
+        genre_L = np.where(same_L, sessions.genres_SK.reshape(-1)[position_L], anywhere_L)
         rank_L = skewed(self.catalogue.artists_per_genre, unit(words_L, 32, 32), self._artist_tail)
         return genre_L, rank_L * self.catalogue.genres + genre_L
 

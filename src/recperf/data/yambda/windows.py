@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError, MachineError
 from ...files import require_writable, write_atomic, write_json
-from ...folders import fresh_folder, one_at_a_time
+from ...folders import new_folder, one_at_a_time
 from ...jsonfile import Struct, as_json, read_sealed, sealed
+from ...locations import home
 from ...ops.hashing import GOLDEN, finalise_numpy_
-from ...places import home
 from ...stop import poll
 from ..blocks import Column, StoredColumn
 from .config import WindowConfig
@@ -128,26 +128,26 @@ class WindowIndex:
         """
         source = IndexSource(store=store.digest, seconds=config.seconds, min_history=config.min_history)
         key = hashlib.sha256(json.dumps(as_json(source), sort_keys=True).encode()).hexdigest()[:24]
-        places = [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
-        for place in places:
-            if (index := _read(place / key, store, config, source)) is not None:
+        folders = [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
+        for folder in folders:
+            if (index := _read(folder / key, store, config, source)) is not None:
                 return index
-        for place in places[:-1]:
+        for folder in folders[:-1]:
             with suppress(MachineError):
-                require_writable(place)
+                require_writable(folder)
                 break
         else:
-            place = places[-1]
-            require_writable(place)
-        with one_at_a_time(place / f"{key}.lock"):
-            if (index := _read(place / key, store, config, source)) is None:
+            folder = folders[-1]
+            require_writable(folder)
+        with one_at_a_time(folder / f"{key}.lock"):
+            if (index := _read(folder / key, store, config, source)) is None:
                 # A damaged index of ours is replaced.
-                with fresh_folder(place / key, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
+                with new_folder(folder / key, ours="|".join(map(re.escape, (*COLUMNS, MANIFEST)))) as draft:
                     build(store, draft, source)
-                index = _read(place / key, store, config, source)
+                index = _read(folder / key, store, config, source)
         if index is None:
             what = "the index of windows cannot be read back after it was written"
-            raise MachineError(what, where={"folder": place / key}, fix="check the disk")
+            raise MachineError(what, where={"folder": folder / key}, fix="check the disk")
         return index
 
     @cached_property
@@ -305,15 +305,15 @@ def build(store: EventStore, folder: Path, source: IndexSource) -> None:
 def _outermost(store: EventStore, low_U: Longs, high_U: Longs, step: int) -> Longs:
     """The first (step 1) or last (step -1) listen of every user between low and high; -1 if there is none."""
     position_U = np.full(len(low_U), -1, np.int64)
-    place_U = (low_U if step > 0 else high_U - 1).copy()
+    at_U = (low_U if step > 0 else high_U - 1).copy()
     left = np.flatnonzero(low_U < high_U)
     # Nearly every event is a listen: a few steps, each for all users at once, find almost all.
     while len(left):
-        hit = is_listen(store, place_U[left])
-        position_U[left[hit]] = place_U[left[hit]]
+        hit = is_listen(store, at_U[left])
+        position_U[left[hit]] = at_U[left[hit]]
         left = left[~hit]
-        place_U[left] += step
-        left = left[(low_U[left] <= place_U[left]) & (place_U[left] < high_U[left])]
+        at_U[left] += step
+        left = left[(low_U[left] <= at_U[left]) & (at_U[left] < high_U[left])]
     return position_U
 
 

@@ -221,7 +221,7 @@ class StoreWriter:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _open_column(self, name: str, rows: int) -> None:
-        """Open the file of a column after so many rows; what an interrupted writer wrote beyond is cut off."""
+        """Open the file of a column after `rows` rows; what an interrupted writer wrote after them is cut off."""
         path, length = file_of(self.draft, name), rows * np.dtype(COLUMNS[name]).itemsize
         with writing(path, fix=self.again):
             handle = self._handles[name] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -253,8 +253,8 @@ class StoreWriter:
         manifest.by_type = {
             name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)
         }
-        pools = (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
-        manifest.by_pool = {name: int(by_kind[(kinds & bit) > 0].sum()) for name, bit in pools}
+        actions = (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
+        manifest.by_pool = {name: int(by_kind[(kinds & bit) > 0].sum()) for name, bit in actions}
         manifest.columns = {name: stored_column(self.draft, name) for name in sorted(COLUMNS)}
         manifest.digest = content_digest(manifest.columns)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
-from ... import places
+from ... import locations
 from ...errors import DataError, MachineError, RecperfError
 from ...files import write_json, writing
 from ...jsonfile import Problem, fit, sealed
@@ -184,7 +184,7 @@ def _undisturbed(once: Callable[[Say, Say], R], seconds: float, say: Say, note: 
 
 def path_of(facts: dict[str, Any]) -> Path:
     """Where the ceilings of a machine are stored."""
-    return places.home() / "machines" / f"{facts['fingerprint']}.json"
+    return locations.home() / "machines" / f"{facts['fingerprint']}.json"
 
 
 def save(peaks: Peaks) -> Path:
@@ -249,7 +249,7 @@ def find() -> Peaks | None:
     for its GPUs. None if they were never measured."""
     facts = host_facts()
     measured = []
-    for path in sorted((places.home() / "machines").glob("*.json")):
+    for path in sorted((locations.home() / "machines").glob("*.json")):
         try:
             peaks = read_file(path)
         except DataError:
@@ -268,7 +268,7 @@ def read_file(path: Path) -> Peaks:
 def _content(path: Path, *, printed: bool = False) -> Peaks:
     """The checked content of a file, which has no seal where it was `printed`."""
     try:
-        content = load_json(path, linked=not printed, named=printed)
+        content = load_json(path, follow_links=not printed, named=printed)
     except OSError as error:
         what = f"the file of ceilings cannot be read: {error.strerror or error}"
         if printed:

@@ -69,18 +69,18 @@ def measure(sampler: Sampler, facts: dict[str, Any], others: Iterable[int], say:
     curves.stream = stream_knee(sampler, table)
     derive_knee(curves)
     # The cache curve may need a larger table; everything else uses its first part.
-    beyond = table[: bounded(_beyond(sampler.effort, last_cache), table.numel() * 4) // 4]
-    inside = cached_tables(facts, curves.bytes)
-    measured = rates(sampler, beyond, inside, ROW_BYTES, say, note)
-    by_threads = {str(threads): other_rates(sampler.effort, beyond, inside, threads, say) for threads in others}
+    table = table[: bounded(_memory_table_bytes(sampler.effort, last_cache), table.numel() * 4) // 4]
+    cached_sizes = cached_tables(facts, curves.bytes)
+    measured = rates(sampler, table, cached_sizes, ROW_BYTES, say, note)
+    by_threads = {str(threads): other_rates(sampler.effort, table, cached_sizes, threads, say) for threads in others}
     return HostRates(**asdict(measured), knee=curves, calls=call_figures, other_threads=by_threads)
 
 
 def measure_threads(effort: Effort, facts: dict[str, Any], knee: int, threads: int, note: Say) -> Rates:
     """The rates with another number of threads, for ceilings that were measured earlier."""
     last_cache = cache_size(facts, lambda _: None)
-    beyond = memory_table(replace(effort, knee_bytes=0), last_cache, note)
-    return other_rates(effort, beyond, cached_tables(facts, knee), threads, lambda _: None)
+    table = memory_table(replace(effort, knee_bytes=0), last_cache, note)
+    return other_rates(effort, table, cached_tables(facts, knee), threads, lambda _: None)
 
 
 def cached_tables(facts: dict[str, Any], knee: int) -> dict[str, int]:
@@ -88,37 +88,39 @@ def cached_tables(facts: dict[str, Any], knee: int) -> dict[str, int]:
     return {"cache": knee // 4, "near": min(knee // 4, facts["caches"].get("L2", 1 << 20) // 2)}
 
 
-def other_rates(effort: Effort, beyond: Tensor, inside: dict[str, int], threads: int, say: Say) -> Rates:
+def other_rates(effort: Effort, table: Tensor, cached_sizes: dict[str, int], threads: int, say: Say) -> Rates:
     """In half the time or less, because it comes on top of other measurements."""
     seconds, products = effort.seconds / 2, effort.product_seconds / 2
     brief = replace(effort, seconds=seconds, product_seconds=products, least=max(3, effort.least // 2))
     with using_threads(threads):
-        return rates(Sampler(brief), beyond, inside, FEWER_ROW_BYTES, lambda what: say(f"{what}, threads: {threads}"))
+        return rates(
+            Sampler(brief), table, cached_sizes, FEWER_ROW_BYTES, lambda what: say(f"{what}, threads: {threads}")
+        )
 
 
 def rates(
     sampler: Sampler,
-    beyond: Tensor,
-    inside: dict[str, int],
+    table: Tensor,
+    cached_sizes: dict[str, int],
     row_sizes: Iterable[int],
     say: Say,
     note: Say = lambda _: None,
 ) -> Rates:
     """The ceilings that depend on the number of threads, which is torch's current one."""
     say("matrix products")
-    gemm, size = products(sampler, note), beyond.numel() * 4
+    gemm, size = products(sampler, note), table.numel() * 4
     say(f"streaming {units.size(size)}")
-    tables = {name: beyond[: bounded(table_bytes, size) // 4] for name, table_bytes in inside.items()}
+    tables = {name: table[: bounded(table_bytes, size) // 4] for name, table_bytes in cached_sizes.items()}
     streams: dict[str, Any] = {
-        "copy": copy(sampler, beyond),
-        "read": read(sampler, beyond),
-        "update": update(sampler, beyond),
+        "copy": copy(sampler, table),
+        "read": read(sampler, table),
+        "update": update(sampler, table),
         "first_touch": first_touch(sampler, min(NEW_PAGES, size)),
         "cached": cached(sampler, tables["cache"]),
         "special": special(sampler, tables["cache"]),
     }
     gathered, most = {}, sampler.effort.ids
-    for name, source in (*tables.items(), ("dram", beyond)):
+    for name, source in (*tables.items(), ("dram", table)):
         say(f"random rows, table of {units.size(source.numel() * 4)}")
         widths = FEWER_ROW_BYTES if name == "near" else row_sizes
         gathered[name] = gather(sampler, source, widths, lambda row: min(most, max(1 << 12, 8 * MIB // row)))
@@ -155,13 +157,13 @@ def timed(work: Callable[[], object], prepare: Callable[[], object] = lambda: No
     return once
 
 
-def _beyond(effort: Effort, last_cache: int) -> int:
+def _memory_table_bytes(effort: Effort, last_cache: int) -> int:
     return max(effort.table_bytes, effort.caches * last_cache)
 
 
 def memory_table(effort: Effort, last_cache: int, note: Say) -> Tensor:
     """One buffer, with every page written, for everything that needs memory beyond the caches."""
-    requested = max(_beyond(effort, last_cache), effort.knee_bytes)
+    requested = max(_memory_table_bytes(effort, last_cache), effort.knee_bytes)
     allowed = allowed_bytes()
     size = bounded(requested, allowed - min(RESERVE, allowed // 2))
     if size < requested:

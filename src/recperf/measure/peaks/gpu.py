@@ -72,7 +72,7 @@ class Gpu:
             kind.__name__: kind(self.sampler, table, self.timed, self.effort.seconds) for kind in (copy, read, update)
         }
         knee = self.knee(table)
-        inside = table[: bounded(knee.bytes // 4, table.numel() * 4) // 4]
+        cached_table = table[: bounded(knee.bytes // 4, table.numel() * 4) // 4]
         return DeviceRates(
             l2_bytes=self.l2_bytes,
             launch=launch,
@@ -81,9 +81,9 @@ class Gpu:
             gemm=gemm,
             **streams,
             knee=knee,
-            cached=self.cached(inside, launch.kernel.p50),
+            cached=self.cached(cached_table, launch.kernel.p50),
             gather=RowTables(
-                cache=self.gather(inside, warm=lambda: inside.sum()),
+                cache=self.gather(cached_table, warm=lambda: cached_table.sum()),
                 dram=self.gather(table, warm=lambda: None),
             ),
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import DataError
-from ...files import atomic_file, open_linked, writing
+from ...files import atomic_file, open_dataset_file, writing
 from ...stop import poll
 from ...units import size
 
@@ -192,7 +192,7 @@ class Scan:
 
 def _open(path: Path) -> IO[str]:
     """Opens a plain or gzip file; its content decides which, not its name."""
-    with open_linked(path) as raw:  # A fifo would wait for ever.
+    with open_dataset_file(path) as raw:  # A fifo would wait for ever.
         packed = raw.read(2) == b"\x1f\x8b"
     # Some programs write names in other encodings; one odd name must not make the trace unreadable.
     return (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", errors="replace")

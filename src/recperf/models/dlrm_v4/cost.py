@@ -234,7 +234,7 @@ def lookup(config: DLRMv4Config, rows: int) -> Cost:
 
 
 def updates(config: DLRMv4Config, rows: int, *, state: int = 1) -> dict[str, Cost]:
-    """Adam of the dense parameters, after the norm of their gradients, and that of the distinct rows, each with so many
+    """Adam of the dense parameters, after the norm of their gradients, and that of the distinct rows, each with `state`
     numbers of state: row-wise Adagrad has one."""
     dense = config.dense_parameters
     sparse = rows * (FLOAT * (3 * config.table_dim + 2 * state) + INDEX)

@@ -37,7 +37,7 @@ POLL_S = 1e-3
 Initial = Callable[[str, Tensor], Tensor]
 """Computes the initial weights of rows of the table with a name, on the device of the rows."""
 Memory = Callable[[int], Sequence[Tensor]]
-"""Makes tensors for so many slots: of weights, and of each state, with a number for a row or several."""
+"""Makes tensors for a number of slots: of weights, and of each state, with a number for a row or several."""
 
 
 class TieredRows:
@@ -237,8 +237,8 @@ class TieredRows:
             out_NW = torch.empty(len(rows_N), self.store.width, device=self.device)
             slots_N = self.slots.of(rows_N)
             cached_N = slots_N >= 0
-            places, slots = self._index(np.flatnonzero(cached_N)), self._index(slots_N[cached_N])
-            out_NW[places] = self._of_slots(slots)
+            indices, slots = self._index(np.flatnonzero(cached_N)), self._index(slots_N[cached_N])
+            out_NW[indices] = self._of_slots(slots)
             self._read(rows_N[~cached_N], np.flatnonzero(~cached_N), self._columns(out_NW))
             if self.cuda:
                 self._peeked = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -311,9 +311,9 @@ class TieredRows:
         """The records in slots."""
         return torch.cat([column.index_select(0, index_N) for column in self.cached], 1)
 
-    def _index(self, places: Longs) -> Tensor:
+    def _index(self, indices: Longs) -> Tensor:
         """On the device; pinned first, since a copy from other memory would wait for what is queued before it."""
-        index = torch.from_numpy(places)
+        index = torch.from_numpy(indices)
         return index.pin_memory().to(self.device, non_blocking=True) if self.cuda else index
 
     def _exchange(self, rows_M: Longs, slots_M: Longs, leaving: Longs) -> None:
@@ -345,7 +345,7 @@ class TieredRows:
         self.traffic.written_back_bytes += records.nbytes
 
     def _write_back(self, count: int | None = None) -> None:
-        """Write what returned to the store, the oldest first: all, or so many parts of it."""
+        """Write what returned to the store, the oldest first: all, or `count` blocks of it."""
         for _ in range(len(self._returning) if count is None else count):
             rows, records, event = self._returning[0]
             if event is not None:
@@ -353,19 +353,19 @@ class TieredRows:
             self.store.write(rows, records.numpy())
             self._returning.pop(0)
 
-    def _read(self, rows_M: Longs, places_M: Longs, into: Sequence[Tensor]) -> None:
-        """Put records of the store, or initial ones, to places of tensors on the device: weights, and the states."""
+    def _read(self, rows_M: Longs, indices_M: Longs, into: Sequence[Tensor]) -> None:
+        """Put records of the store, or initial ones, to indices of tensors on the device: weights, and the states."""
         old_M = self.store.written(rows_M)
         for name, part, numbers in self._by_table(rows_M[~old_M]):
-            places = self._index(places_M[~old_M][part])
-            into[0].index_copy_(0, places, self.initial(name, self._index(numbers)))
+            indices = self._index(indices_M[~old_M][part])
+            into[0].index_copy_(0, indices, self.initial(name, self._index(numbers)))
             for state in into[1:]:
-                state.index_fill_(0, places, 0.0)
+                state.index_fill_(0, indices, 0.0)
         if count := int(old_M.sum()):
             staged = self._staged(rows_M[old_M], count)
-            places = self._index(places_M[old_M])
+            indices = self._index(indices_M[old_M])
             for column, values in zip(into, self._columns(staged)):
-                column.index_copy_(0, places, values)
+                column.index_copy_(0, indices, values)
             self.traffic.fetched += count
             self.traffic.fetched_bytes += staged.nbytes
 
@@ -385,7 +385,7 @@ class TieredRows:
         return staged
 
     def _by_table(self, rows: Longs) -> Iterable[tuple[str, Longs, Longs]]:
-        """Tables that rows belong to, with the places of these rows and their numbers within the table."""
+        """Tables that rows belong to, with the indices of these rows and their numbers within the table."""
         for name, start in self.starts.items():
             inside = np.flatnonzero((rows >= start) & (rows < start + self.tables[name]))
             if len(inside):

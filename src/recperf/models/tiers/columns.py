@@ -29,8 +29,8 @@ class RowBlock(NamedTuple):
     first_row: int
     """In the tensor."""
     rows: int
-    place: int
-    """Of the first of them among all rows in these tiers."""
+    stored: int
+    """Number of the first of them among all rows in these tiers."""
 
     @property
     def end(self) -> int:
@@ -59,7 +59,7 @@ class TableColumns:
     def written(self) -> int:
         """How many rows `rows` has."""
         trained_R = self.tiers.trained()
-        return sum(int(np.count_nonzero(trained_R[place : place + rows])) for _, rows, place in self.blocks)
+        return sum(int(np.count_nonzero(trained_R[stored : stored + rows])) for _, rows, stored in self.blocks)
 
     @property
     def nbytes(self) -> int:
@@ -69,35 +69,35 @@ class TableColumns:
     def rows(self) -> Tensor:
         """The rows here that were ever trained or loaded, ascending; a row of a batch in flight counts as one."""
         trained_R = self.tiers.trained()
-        numbers = [np.flatnonzero(trained_R[place : place + rows]) + first for first, rows, place in self.blocks]
+        numbers = [np.flatnonzero(trained_R[stored : stored + rows]) + first for first, rows, stored in self.blocks]
         return torch.from_numpy(np.concatenate(numbers or [np.empty(0, np.int64)]))
 
     def values(self, rows_N: Tensor) -> Tensor:
         """A copy of these rows, which are here, in host memory, contiguous."""
         columns = [
             self.tiers.records(piece)[:, self.columns].cpu().contiguous()
-            for piece in torch.split(self._places(rows_N)[0], self._records())
+            for piece in torch.split(self._stored(rows_N)[0], self._records())
         ]
         return torch.cat(columns).view(-1, *self.shape[1:])
 
     def load(self, rows_N: Tensor, values: Tensor) -> None:
         """Write those of these rows that are here; the other columns of their records keep their values, or get their
         initial ones."""
-        places_N, here_N = self._places(rows_N)
-        if not len(places_N):
+        stored_N, here_N = self._stored(rows_N)
+        if not len(stored_N):
             return
-        for piece, part in zip(*(torch.split(one, self._records()) for one in (places_N, values[here_N]))):
+        for piece, part in zip(*(torch.split(one, self._records()) for one in (stored_N, values[here_N]))):
             self.tiers.load(piece.numpy(), self.columns, part)
 
-    def _places(self, rows_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The places in these tiers of the rows that are here, and which of them are."""
+    def _stored(self, rows_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers, among the rows of these tiers, of those that are here, and which of them are."""
         if not self.blocks:
             return rows_N[:0], torch.zeros_like(rows_N, dtype=torch.bool)
-        first_B, rows_B, place_B = (torch.tensor(column) for column in zip(*self.blocks))
+        first_B, rows_B, stored_B = (torch.tensor(column) for column in zip(*self.blocks))
         block_N = torch.searchsorted(first_B, rows_N, right=True) - 1
         offset_N = rows_N - first_B[block_N]
         here_N = (block_N >= 0) & (offset_N < rows_B[block_N])
-        return (place_B[block_N] + offset_N)[here_N], here_N
+        return (stored_B[block_N] + offset_N)[here_N], here_N
 
     def _records(self) -> int:
         return max(1, PIECE // (4 * self.tiers.store.width))
@@ -169,7 +169,7 @@ class Rectangle(NamedTuple):
 class Shard(NamedTuple):
     """A rectangle of a tensor in this process."""
 
-    place: Rectangle
+    rectangle: Rectangle
     tensor: Tensor
     written: bool = True
     """Whether this process saves it; of copies on every rank only one does."""
@@ -200,8 +200,8 @@ def stacked(tensors: Sequence[Sharded | TableColumns]) -> Sharded | TableColumns
     rows = 0
     for tensor in tensors:
         if isinstance(tensor, Sharded):
-            moved = (shard.place._replace(first_row=shard.place.first_row + rows) for shard in tensor.shards)
-            shards += [shard._replace(place=place) for shard, place in zip(tensor.shards, moved)]
+            moved = (shard.rectangle._replace(first_row=shard.rectangle.first_row + rows) for shard in tensor.shards)
+            shards += [shard._replace(rectangle=rectangle) for shard, rectangle in zip(tensor.shards, moved)]
         else:
             blocks += [block._replace(first_row=block.first_row + rows) for block in tensor.blocks]
         rows += tensor.shape[0]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...config import require, within
 from ...errors import MachineError
-from ...places import home
+from ...locations import home
 from ...units import byte_count, size
 
 Placement = Literal["device", "host", "file"]
@@ -19,7 +19,7 @@ SMALLEST = 1 << 16
 """Bytes of the smallest cache."""
 INDEX_BYTES = 9
 """Host memory that each row outside the device takes, once it is used: its slot in the cache (4), whether it was
-trained (1), and its place among the rows that were written (4)."""
+trained (1), and the number of its record (4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,8 @@ def decide(
     rows: int = 0,
     others: int = 0,
 ) -> Tiers:
-    """Place tables of so many rows that take so many bytes, optimizer state included, on a device of which so many
-    bytes are free, for them and the `others` that a step takes. None: nobody knows yet what is free."""
+    """Place tables of these numbers of rows and bytes, optimizer state included, on a device of which this many bytes
+    are free, for them and the `others` that a step takes. None: nobody knows yet what is free."""
     cuda, index = device == "cuda", INDEX_BYTES * rows
     room = byte_count(tables.device_bytes if cuda else tables.resident)
     usable = needed if device_free is None else int(ROOM * max(0, device_free - others))

@@ -12,7 +12,7 @@ import torch
 
 from ...files import writing
 from ...folders import temporary_folder
-from ...places import home
+from ...locations import home
 from .cache import Memory, TieredRows
 from .config import Tiers
 from .store import FileRows, HostRows, RowStore

@@ -16,9 +16,9 @@ SAMPLE = 4096
 SCANNED = 1 << 18
 """Slots that are searched at a time for rows that may leave."""
 SPARE = 2.0
-"""So many more rows than needed are expected to qualify to leave, so that the search ends soon."""
+"""This many times as many rows as needed are expected to qualify to leave, so that the search ends soon."""
 HALVED = 1024
-"""The numbers of uses are halved every so many batches, so that rows that were once popular can leave."""
+"""The numbers of uses are halved every this many batches, so that rows that were once popular can leave."""
 
 Longs = NDArray[np.int64]
 
@@ -94,16 +94,16 @@ class Slots:
         self._filled = self._hand = 0
 
     def _free(self, count: int) -> Longs | None:
-        """Slots for so many rows: those that never held one, then those of rows that leave."""
-        fresh = np.arange(self._filled, min(self._filled + count, len(self)))
-        leaving = self._leaving(count - len(fresh))
-        if len(fresh) + len(leaving) < count:
+        """Slots for `count` rows: those that never held one, then those of rows that leave."""
+        unused = np.arange(self._filled, min(self._filled + count, len(self)))
+        leaving = self._leaving(count - len(unused))
+        if len(unused) + len(leaving) < count:
             return None
-        self._filled += len(fresh)
-        return np.concatenate([fresh, leaving])
+        self._filled += len(unused)
+        return np.concatenate([unused, leaving])
 
     def _leaving(self, count: int) -> Longs:
-        """Up to so many slots of rows that no batch in flight uses: those with the lowest score, as well as a sample
+        """Up to `count` slots of rows that no batch in flight uses: those with the lowest score, as well as a sample
         of the slots tells which these are."""
         if not count:
             return np.empty(0, np.int64)
@@ -114,17 +114,17 @@ class Slots:
         return leaving if len(leaving) == count else self._scan(count, np.inf)
 
     def _scan(self, count: int, limit: float) -> Longs:
-        """Up to so many slots with scores of at most `limit`, from where the last search ended, around once."""
+        """Up to `count` slots with scores of at most `limit`, from where the last search ended, around once."""
         chosen, missing, scanned = [np.empty(0, np.int64)], count, 0
         while missing and scanned < len(self):
             stop = min(self._hand + min(SCANNED, len(self) - scanned), len(self))
             here = slice(self._hand, stop)
             fits = (self.pins_S[here] == 0) & (self._score_S[here] <= limit) & (self.row_S[here] >= 0)
-            places = np.flatnonzero(fits)[:missing] + self._hand
+            slots = np.flatnonzero(fits)[:missing] + self._hand
             scanned += stop - self._hand
-            self._hand = (int(places[-1]) + 1 if len(places) == missing else stop) % len(self)
-            chosen.append(places)
-            missing -= len(places)
+            self._hand = (int(slots[-1]) + 1 if len(slots) == missing else stop) % len(self)
+            chosen.append(slots)
+            missing -= len(slots)
         return np.concatenate(chosen)
 
 

@@ -1,6 +1,6 @@
 """Where all rows of the tables lie while a model trains: in host memory, or in files.
 
-A record is a row's weights and optimizer state side by side. A row that was never written has no place yet: it takes
+A record is a row's weights and optimizer state side by side. A row that was never written has no record yet: it takes
 neither memory nor disk, and whoever needs it computes its initial value. Files are working files of one process, from
 which nothing is resumed: what survives a kill is a checkpoint.
 
@@ -32,9 +32,9 @@ MAP_NORESERVE = 0x4000
 """Linux's value, on all of its common processors; Python names it from 3.13 on."""
 SUFFIX = ".recperf-rows"
 MOST_ROWS = (1 << 32) - 1
-"""Of a part of the store: places are counted in 32 bits."""
+"""Of a part of the store: records are counted in 32 bits."""
 RESUME = "--resume RUN continues after the last checkpoint"
-ELSEWHERE = "choose another place with --tables.folder"
+ELSEWHERE = "choose another folder with --tables.folder"
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float32]
@@ -43,7 +43,7 @@ Values = NDArray[np.float32]
 class RowStore(ABC):
     """All records of a model's tables. Calls come from one thread at a time; inside, several threads share the work.
 
-    A row gets its place when it is written first, after those that were written before it: they lie in one piece, and
+    A row gets its record when it is written first, after those that were written before it: they lie in one piece, and
     rows that left the cache together are read together.
     """
 
@@ -51,7 +51,7 @@ class RowStore(ABC):
     """host or file."""
 
     def __init__(self, parts: list[int], width: int, impl: Name) -> None:
-        """Rows of each part of the store that has places of its own."""
+        """Rows of each part of the store that numbers its records from 1."""
         require(len(parts) >= 1, "tables", len(parts), "at least 1")
         for count in parts:
             require(1 <= count <= MOST_ROWS, "rows", count, f"1 to {MOST_ROWS:,}")
@@ -65,9 +65,9 @@ class RowStore(ABC):
         """No row was ever written."""
         # Zeros that nobody wrote, not overwritten ones, which would take memory for every row.
         self._numbers_R = np.zeros(self.rows, np.uint32)
-        """The place of a row in its part, from 1 on; 0: none yet."""
+        """The number of a row's record in its part, from 1 on; 0: none yet."""
         self._used_P = np.zeros(len(self.starts_P1) - 1, np.int64)
-        """Places of each part that rows have."""
+        """Records of each part that rows have."""
 
     def written(self, rows_N: Rows) -> NDArray[np.bool_]:
         """Whether each of these rows was ever written; others may not be read."""
@@ -103,10 +103,10 @@ class RowStore(ABC):
         return parts_N, self.starts_P1[parts_N]
 
     @abstractmethod
-    def _read(self, rows_N: Rows, places_N: Rows, out_NW: Values) -> None: ...
+    def _read(self, rows_N: Rows, records_N: Rows, out_NW: Values) -> None: ...
 
     @abstractmethod
-    def _write(self, rows_N: Rows, places_N: Rows, values_NW: Values) -> None: ...
+    def _write(self, rows_N: Rows, records_N: Rows, values_NW: Values) -> None: ...
 
     @abstractmethod
     def close(self) -> None: ...
@@ -121,11 +121,11 @@ class HostRows(RowStore):
         super().__init__([rows], width, impl)
         self._records_RW = np.frombuffer(_mapping(4 * rows * width), np.float32).reshape(rows, width)
 
-    def _read(self, rows_N: Rows, places_N: Rows, out_NW: Values) -> None:
-        self._body.gather(self._records_RW, places_N, out_NW)
+    def _read(self, rows_N: Rows, records_N: Rows, out_NW: Values) -> None:
+        self._body.gather(self._records_RW, records_N, out_NW)
 
-    def _write(self, rows_N: Rows, places_N: Rows, values_NW: Values) -> None:
-        self._body.scatter(self._records_RW, places_N, values_NW)
+    def _write(self, rows_N: Rows, records_N: Rows, values_NW: Values) -> None:
+        self._body.scatter(self._records_RW, records_N, values_NW)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -142,15 +142,15 @@ class FileRows(RowStore):
 
     def __init__(self, folder: Path, tables: dict[str, int], width: int, *, impl: Name = "auto") -> None:
         super().__init__(list(tables.values()), width, impl)
-        self.names, self.paths = tuple(tables), tuple(_path(folder, place, name) for place, name in enumerate(tables))
+        self.names, self.paths = tuple(tables), tuple(_path(folder, number, name) for number, name in enumerate(tables))
         with ExitStack() as stack:
             handles = tuple(_create(path, stack) for path in self.paths)
             self._files = RecordFiles(handles, self.starts_P1, width)
             self._stack = stack.pop_all()
 
-    def _read(self, rows_N: Rows, places_N: Rows, out_NW: Values) -> None:
+    def _read(self, rows_N: Rows, records_N: Rows, out_NW: Values) -> None:
         try:
-            self._body.read_records(self._files, Request.of(rows_N, places_N), out_NW)
+            self._body.read_records(self._files, Request.of(rows_N, records_N), out_NW)
         except RecordFault as fault:
             raise self._error(fault, "read") from None
 
@@ -159,9 +159,9 @@ class FileRows(RowStore):
         super().write(rows_N, values_NW)
         self._require_saved()
 
-    def _write(self, rows_N: Rows, places_N: Rows, values_NW: Values) -> None:
+    def _write(self, rows_N: Rows, records_N: Rows, values_NW: Values) -> None:
         try:
-            self._body.write_records(self._files, Request.of(rows_N, places_N), values_NW)
+            self._body.write_records(self._files, Request.of(rows_N, records_N), values_NW)
         except RecordFault as fault:
             raise self._error(fault, "written") from None
 
@@ -238,9 +238,9 @@ def _create(path: Path, stack: ExitStack) -> int:
     return handle
 
 
-def _path(folder: Path, place: int, name: str) -> Path:
+def _path(folder: Path, number: int, name: str) -> Path:
     """The file of a table, whose name may hold anything."""
-    return folder / f"{place:04d}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:80]}{SUFFIX}"
+    return folder / f"{number:04d}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:80]}{SUFFIX}"
 
 
 def _quoted(name: str) -> str:

@@ -71,8 +71,8 @@ class Form:
         return len(self.tables) - PARTS
 
     def sizes(self, samples: int, events: int, counts: Sequence[int] = ()) -> list[int]:
-        """Sizes of the arrays that are written for a batch without fillers, in order, for so many distinct rows of each
-        table and entities; without counts the largest."""
+        """Sizes of the arrays that are written for a batch without fillers, in order, for these counts of distinct rows
+        of each table and entities; without counts the largest."""
         positions = events + samples
         tokens, pairs = positions + samples * self.context, self.ages * (CODES + 2 if self.shared else 2)
         most = (positions if part < PARTS else samples for part in range(len(self.tables)))
@@ -145,7 +145,7 @@ class BatchMemory:
             self._parts.append((places, memory))
 
     def arrays(self, counts: Sequence[int]) -> list[Tensor]:
-        """The arrays as they were written, with so many distinct rows of each table and entities."""
+        """The arrays as they were written, with these counts of distinct rows of each table and entities."""
         written = self.form.sizes(self.samples, self.events, counts)
         arrays: list[Tensor] = [torch.empty(0)] * len(written)
         for places, memory in self._parts:

@@ -23,7 +23,7 @@ COUNTING = 264
 
 
 def serves(slots: int, rows: int, device: torch.device) -> bool:
-    """Whether these kernels can sort so many ids of tables of so many rows; a row after the last is sorted too."""
+    """Whether these kernels can sort `slots` ids of tables of `rows` rows; a row after the last is sorted too."""
     fits = 0 < slots < 1 << 30 and rows < 1 << 31
     return fits and device.type == "cuda" and torch.version.hip is None and _kernels(_bits(rows)[0], device) is not None
 

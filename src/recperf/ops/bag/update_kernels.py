@@ -101,8 +101,8 @@ def update_chunks(
         row, old, old2 = load_rows(table, state, key, done, D, columns, wide, RULE)
         total = total * scale
         if tl.sum(((key == before) & (lanes > 0) & live).to(tl.int32), 0) > 0:
-            fresh = ((key != before) | (lanes == 0)).to(tl.int32)
-            flags = fresh[:, None] + tl.zeros([C, WIDTH], dtype=tl.int32)
+            begins_row = ((key != before) | (lanes == 0)).to(tl.int32)
+            flags = begins_row[:, None] + tl.zeros([C, WIDTH], dtype=tl.int32)
             _, total = tl.associative_scan((flags, total), 0, _runs)
         goes_on = live & (last == 0) & (lanes == C - 1)
         to_head = came_in & (last | (lanes == C - 1))

@@ -82,7 +82,7 @@ def _drawn_lengths(first, second, bag, longest, first_length, FIXED: tl.constexp
 
 
 @triton.jit
-def _fresh(ids, lengths, place):
+def _first_occurrences(ids, lengths, place):
     """Mark the first occurrence of each id of a bag, and count the marked ids before each."""
     earlier = place[None, None, :] < place[None, :, None]
     same = ids[:, :, None] == ids[:, None, :]
@@ -108,7 +108,7 @@ def _draw_lengths(
         place = tl.arange(0, WIDTH)
         counter = tl.load(first_of + feature) + number[:, None] * longest + place[None, :]
         ids = _ids(_words(first, second, counter), feature, tables, KIND)
-        used, _ = _fresh(ids, lengths, place)
+        used, _ = _first_occurrences(ids, lengths, place)
         lengths = tl.sum(used.to(tl.int64), axis=1)
     tl.store(offsets + 1 + bag, lengths, mask=sample < B)
     tl.store(offsets + sample * 0, lengths * 0, mask=bag == 0)
@@ -138,7 +138,7 @@ def _draw_ids(
         ids = _ids(words, feature, tables, KIND)
         if DISTINCT:
             drawn = _drawn_lengths(first, second, feature * whole + number, longest, first_length, FIXED)
-            used, before = _fresh(ids, drawn, place)
+            used, before = _first_occurrences(ids, drawn, place)
             to = begin[:, None] + before
         else:
             used = place[None, :] < count[:, None]

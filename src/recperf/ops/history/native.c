@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { POOLS = 7, MOST_POOLS = 3 };
+enum { ACTION_BITS = 7, MOST_ACTIONS = 3 };
 enum { FINE, UNKNOWN_ITEM, LARGE_ID, UNKNOWN_PLACE };
 enum { BLOCK = 128, MOST_WORDS = 3 };
 
@@ -21,7 +21,7 @@ typedef struct {
 } events;
 
 typedef struct {
-    uint8_t pools[MOST_POOLS];
+    uint8_t actions[MOST_ACTIONS];
     int64_t count, cap, most;
 } rule;
 
@@ -36,76 +36,76 @@ typedef struct {
 } output;
 
 /* A block is short enough for its hits to be counted in one byte. */
-static inline uint8_t hits(const uint8_t *kinds, uint8_t pool) {
+static inline uint8_t hits(const uint8_t *kinds, uint8_t action) {
     uint8_t sum = 0;
-    for (int64_t i = 0; i < BLOCK; i++) sum = (uint8_t)(sum + ((kinds[i] & pool) != 0));
+    for (int64_t i = 0; i < BLOCK; i++) sum = (uint8_t)(sum + ((kinds[i] & action) != 0));
     return sum;
 }
 
-/* Where the last `cap` events of a pool begin; 0 where there are fewer. */
-static int64_t edge_of(const uint8_t *kinds, int64_t count, uint8_t pool, int64_t cap) {
+/* Where the last `cap` events of an action begin; 0 where there are fewer. */
+static int64_t edge_of(const uint8_t *kinds, int64_t count, uint8_t action, int64_t cap) {
     while (count >= BLOCK) {
-        const uint8_t more = hits(kinds + count - BLOCK, pool);
+        const uint8_t more = hits(kinds + count - BLOCK, action);
         if (more >= cap) break;
         cap -= more;
         count -= BLOCK;
     }
-    while (count > 0 && cap > 0) cap -= (kinds[--count] & pool) != 0;
+    while (count > 0 && cap > 0) cap -= (kinds[--count] & action) != 0;
     return count;
 }
 
-static inline output step(output to, const uint8_t *kinds, int64_t at, uint8_t pools) {
+static inline output step(output to, const uint8_t *kinds, int64_t at, uint8_t actions) {
     *to.places = (uint32_t)at;
-    *to.actions = kinds[at] & POOLS;
-    const int64_t hit = (kinds[at] & pools) != 0;
+    *to.actions = kinds[at] & ACTION_BITS;
+    const int64_t hit = (kinds[at] & actions) != 0;
     return (output){to.places + hit, to.actions + hit};
 }
 
-/* The events of some pools from first to last, appended; words without any are passed over. */
-static output append(output to, const uint8_t *kinds, int64_t first, int64_t last, uint8_t pools) {
-    const uint64_t anywhere = 0x0101010101010101u * pools;
+/* The events of some actions from first to last, appended; words without any are passed over. */
+static output append(output to, const uint8_t *kinds, int64_t first, int64_t last, uint8_t actions) {
+    const uint64_t anywhere = 0x0101010101010101u * actions;
     for (; first + 8 <= last; first += 8) {
         uint64_t word;
         memcpy(&word, kinds + first, 8);
         if (!(word & anywhere)) continue;
-        for (int64_t at = first; at < first + 8; at++) to = step(to, kinds, at, pools);
+        for (int64_t at = first; at < first + 8; at++) to = step(to, kinds, at, actions);
     }
-    for (; first < last; first++) to = step(to, kinds, first, pools);
+    for (; first < last; first++) to = step(to, kinds, first, actions);
     return to;
 }
 
-/* Edges of the pools, ascending, and the pools that count from each edge to the next; the last edge is the end. */
-static void divide(const uint8_t *kinds, int64_t count, const rule *r, int64_t *edges, uint8_t *pools) {
+/* Edges of the actions, ascending, and the actions that count from each edge to the next; the last edge is the end. */
+static void divide(const uint8_t *kinds, int64_t count, const rule *r, int64_t *edges, uint8_t *actions) {
     for (int64_t p = 0; p < r->count; p++) {
-        const int64_t edge = edge_of(kinds, count, r->pools[p], r->cap);
+        const int64_t edge = edge_of(kinds, count, r->actions[p], r->cap);
         int64_t at = p;
         for (; at > 0 && edges[at - 1] > edge; at--) {
             edges[at] = edges[at - 1];
-            pools[at] = pools[at - 1];
+            actions[at] = actions[at - 1];
         }
         edges[at] = edge;
-        pools[at] = r->pools[p];
+        actions[at] = r->actions[p];
     }
     edges[r->count] = count;
-    for (int64_t p = 1; p < r->count; p++) pools[p] |= pools[p - 1];
+    for (int64_t p = 1; p < r->count; p++) actions[p] |= actions[p - 1];
 }
 
 static output picked(output to, const uint8_t *kinds, int64_t count, const rule *r) {
-    int64_t edges[MOST_POOLS + 1];
-    uint8_t pools[MOST_POOLS];
-    divide(kinds, count, r, edges, pools);
-    for (int64_t p = 0; p < r->count; p++) to = append(to, kinds, edges[p], edges[p + 1], pools[p]);
+    int64_t edges[MOST_ACTIONS + 1];
+    uint8_t actions[MOST_ACTIONS];
+    divide(kinds, count, r, edges, actions);
+    for (int64_t p = 0; p < r->count; p++) to = append(to, kinds, edges[p], edges[p + 1], actions[p]);
     return to;
 }
 
 static int64_t counted(const uint8_t *kinds, int64_t count, const rule *r) {
-    int64_t edges[MOST_POOLS + 1], length = 0;
-    uint8_t pools[MOST_POOLS];
-    divide(kinds, count, r, edges, pools);
+    int64_t edges[MOST_ACTIONS + 1], length = 0;
+    uint8_t actions[MOST_ACTIONS];
+    divide(kinds, count, r, edges, actions);
     for (int64_t p = 0; p < r->count; p++) {
         int64_t at = edges[p];
-        for (; at + BLOCK <= edges[p + 1]; at += BLOCK) length += hits(kinds + at, pools[p]);
-        for (; at < edges[p + 1]; at++) length += (kinds[at] & pools[p]) != 0;
+        for (; at + BLOCK <= edges[p + 1]; at += BLOCK) length += hits(kinds + at, actions[p]);
+        for (; at < edges[p + 1]; at++) length += (kinds[at] & actions[p]) != 0;
     }
     return length;
 }
@@ -136,24 +136,24 @@ void pick(const events *e, const int64_t *begin, const int64_t *stop, int64_t sa
     }
 }
 
-/* A scan whose picked events are known by their number: those of each pool from its edge on. */
+/* A scan whose picked events are known by their number: those of each action from its edge on. */
 typedef struct {
-    int64_t begin, stop, length, edges[MOST_POOLS], hits[MOST_POOLS];
+    int64_t begin, stop, length, edges[MOST_ACTIONS], hits[MOST_ACTIONS];
 } scan;
 
 static scan scanned(const uint8_t *kinds, int64_t begin, int64_t stop, const rule *r) {
     scan s = {.begin = begin, .stop = stop, .length = counted(kinds + begin, stop - begin, r)};
     for (int64_t p = 0; p < r->count; p++) {
-        int64_t at = s.edges[p] = begin + edge_of(kinds + begin, stop - begin, r->pools[p], r->cap);
-        for (; at + BLOCK <= stop; at += BLOCK) s.hits[p] += hits(kinds + at, r->pools[p]);
-        for (; at < stop; at++) s.hits[p] += (kinds[at] & r->pools[p]) != 0;
+        int64_t at = s.edges[p] = begin + edge_of(kinds + begin, stop - begin, r->actions[p], r->cap);
+        for (; at + BLOCK <= stop; at += BLOCK) s.hits[p] += hits(kinds + at, r->actions[p]);
+        for (; at < stop; at++) s.hits[p] += (kinds[at] & r->actions[p]) != 0;
     }
     return s;
 }
 
 static inline int64_t is_picked(const scan *s, const uint8_t *kinds, int64_t at, const rule *r) {
     int64_t any = 0;
-    for (int64_t p = 0; p < r->count; p++) any |= (kinds[at] & r->pools[p]) != 0 && at >= s->edges[p];
+    for (int64_t p = 0; p < r->count; p++) any |= (kinds[at] & r->actions[p]) != 0 && at >= s->edges[p];
     return any;
 }
 
@@ -161,9 +161,9 @@ static inline int64_t is_picked(const scan *s, const uint8_t *kinds, int64_t at,
 static void slide(scan *s, const uint8_t *kinds, int64_t begin, int64_t stop, const rule *r) {
     for (; s->stop < stop; s->stop++) {
         for (int64_t p = 0; p < r->count; p++) {
-            if (!(kinds[s->stop] & r->pools[p]) || ++s->hits[p] <= r->cap) continue;
-            /* The pool's oldest event makes room, but may be in another pool too. */
-            while (!(kinds[s->edges[p]] & r->pools[p])) s->edges[p]++;
+            if (!(kinds[s->stop] & r->actions[p]) || ++s->hits[p] <= r->cap) continue;
+            /* The action's oldest event makes room, but may count as another action too. */
+            while (!(kinds[s->edges[p]] & r->actions[p])) s->edges[p]++;
             const int64_t oldest = s->edges[p]++;
             s->hits[p]--;
             s->length -= !is_picked(s, kinds, oldest, r);
@@ -174,7 +174,7 @@ static void slide(scan *s, const uint8_t *kinds, int64_t begin, int64_t stop, co
         s->length -= is_picked(s, kinds, s->begin, r);
         for (int64_t p = 0; p < r->count; p++) {
             if (s->edges[p] > s->begin) continue;
-            s->hits[p] -= (kinds[s->begin] & r->pools[p]) != 0;
+            s->hits[p] -= (kinds[s->begin] & r->actions[p]) != 0;
             s->edges[p] = s->begin + 1;
         }
     }

@@ -35,7 +35,7 @@ class _Events(ctypes.Structure):
 class _Rule(ctypes.Structure):
     """The struct `rule` of native.c."""
 
-    _fields_ = (("pools", ctypes.c_uint8 * 3), *((name, I64) for name in ("count", "cap", "most")))
+    _fields_ = (("actions", ctypes.c_uint8 * 3), *((name, I64) for name in ("count", "cap", "most")))
 
 
 class _Room(ctypes.Structure):
@@ -66,7 +66,7 @@ def pick(events: Events, begin_B: Positions, positions_B: Positions, rule: Rule)
     space = _space(events, counts_B)
     outputs = (array.ctypes.data for array in (space, offsets_B1, places, actions))
     usable(library()).pick(
-        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(_pools(rule)), *outputs
+        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(_rule(rule)), *outputs
     )  # fmt: skip
     total = int(offsets_B1[-1])
     return Picked(offsets_B1=offsets_B1, places_T=places[:total], actions_T=actions[:total])
@@ -79,7 +79,7 @@ def lengths(events: Events, begin_B: Positions, positions_B: Positions, rule: Ru
     begin, positions = _ranges(events, begin_B, positions_B)
     lengths_B, space = np.empty(samples, np.int64), _space(events, positions_B - begin_B)
     usable(library()).measure(
-        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(_pools(rule)), space.ctypes.data,
+        ctypes.byref(_columns(events)), begin, positions, samples, ctypes.byref(_rule(rule)), space.ctypes.data,
         lengths_B.ctypes.data,
     )  # fmt: skip
     return lengths_B
@@ -122,8 +122,8 @@ def crosses(columns_KB: Positions, crosses: Crosses, out_CB: NDArray[np.int32]) 
     )  # fmt: skip
 
 
-def _pools(rule: Rule) -> _Rule:
-    return _Rule((ctypes.c_uint8 * 3)(*rule.pools), len(rule.pools), rule.cap, rule.most)
+def _rule(rule: Rule) -> _Rule:
+    return _Rule((ctypes.c_uint8 * 3)(*rule.actions), len(rule.actions), rule.cap, rule.most)
 
 
 def _space(events: Events, counts_B: Positions) -> NDArray[np.uint8]:

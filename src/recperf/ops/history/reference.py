@@ -19,8 +19,8 @@ from ..hashing import xxh64
 
 Words = NDArray[np.uint32] | NDArray[np.int64]
 
-POOLS = 7
-"""The bits of a kind that say in which pools the event is: 1, 2 and 4."""
+ACTION_BITS = 7
+"""The bits of a kind that say which actions the event is: 1, 2 and 4."""
 MOST_ID = (1 << 31) - 1
 """Batches hold ids as int32."""
 
@@ -34,14 +34,14 @@ class Events:
     catalogue_I2: NDArray[np.uint32]
     """Artist and album of every item."""
     kinds_E: NDArray[np.uint8] | None = None
-    """One byte per event, whose low three bits are the pools the event is in."""
+    """One byte per event, whose low three bits are the actions that the event is."""
     flags: tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]] | None = None
-    """In place of the kinds: whether each event is in pool 1, 2 and 4."""
+    """In place of the kinds: whether each event is action 1, 2 and 4."""
 
-    def pools(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The pools that the events at these positions are in, as bits."""
+    def actions(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The actions that the events at these positions are, as bits."""
         if self.kinds_E is not None:
-            return self.kinds_E[positions] & np.uint8(POOLS)
+            return self.kinds_E[positions] & np.uint8(ACTION_BITS)
         assert self.flags is not None
         first, second, third = (column[positions].astype(np.uint8) for column in self.flags)
         return np.asarray(first | second << 1 | third << 2, np.uint8)
@@ -49,22 +49,22 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A history is the last `cap` events of each pool, merged in their order; of these the newest `most`."""
+    """A history is the last `cap` events of each action, merged in their order; of these the newest `most`."""
 
-    pools: tuple[int, ...]
-    """One to three; an event is in a pool if its kind has one of the pool's bits."""
+    actions: tuple[int, ...]
+    """One to three; an event is an action if its kind has one of the action's bits."""
     cap: int
     most: int
 
     def __post_init__(self) -> None:
-        require(1 <= len(self.pools) <= 3, "pools", self.pools, "one to three")
+        require(1 <= len(self.actions) <= 3, "actions", self.actions, "one to three")
         require(self.cap >= 1, "cap", self.cap, "at least 1")
         require(self.most >= 1, "most", self.most, "at least 1")
 
     @property
     def longest(self) -> int:
         """The largest number of events before the cut to `most`."""
-        return self.cap * len(self.pools)
+        return self.cap * len(self.actions)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +76,7 @@ class Picked:
     places_T: NDArray[np.uint32]
     """The distance of each event from the begin of its sample's scan."""
     actions_T: NDArray[np.uint8]
-    """The pools each event is in, as bits."""
+    """The actions of each event, as bits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,15 +157,15 @@ def _scanned(events: Events, begin_R: Positions, positions_R: Positions) -> tupl
     before_RW = places_RW < 0
     # Places before the begin read the first event of the scan, or of an empty scan the anchor: both exist.
     places_RW[before_RW] = 0
-    actions_RW = events.pools(begin_R[:, None] + places_RW)
+    actions_RW = events.actions(begin_R[:, None] + places_RW)
     actions_RW[before_RW] = 0
     return places_RW, actions_RW
 
 
 def _in_history(actions_RW: NDArray[np.uint8], rule: Rule) -> NDArray[np.bool_]:
     picked_RW = np.zeros(actions_RW.shape, np.bool_)
-    for pool in rule.pools:
-        hits_RW = (actions_RW & np.uint8(pool)) > 0
+    for action in rule.actions:
+        hits_RW = (actions_RW & np.uint8(action)) > 0
         picked_RW |= hits_RW & (_from_the_end(hits_RW) <= rule.cap)
     return picked_RW & (_from_the_end(picked_RW) <= rule.most)
 

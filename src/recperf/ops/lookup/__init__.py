@@ -47,11 +47,11 @@ class Unique:
 def unique(ids_N: Tensor) -> Unique:
     """The distinct ids, by sorting. Reads their number on the host, which waits for the device."""
     sorted_N, order_N = torch.sort(ids_N, stable=True)
-    fresh_N = torch.ones_like(sorted_N, dtype=torch.bool)
-    torch.ne(sorted_N[1:], sorted_N[:-1], out=fresh_N[1:])
-    firsts_U = fresh_N.nonzero().squeeze(1)
+    is_first_N = torch.ones_like(sorted_N, dtype=torch.bool)
+    torch.ne(sorted_N[1:], sorted_N[:-1], out=is_first_N[1:])
+    firsts_U = is_first_N.nonzero().squeeze(1)
     inverse_N = torch.empty_like(order_N)
-    inverse_N[order_N] = fresh_N.cumsum(0) - 1
+    inverse_N[order_N] = is_first_N.cumsum(0) - 1
     end_1 = torch.full((1,), ids_N.numel(), dtype=firsts_U.dtype, device=ids_N.device)
     return Unique(
         values_U=sorted_N[firsts_U], inverse_N=inverse_N, order_N=order_N, starts_U1=torch.cat([firsts_U, end_1])

@@ -93,7 +93,7 @@ def _segments(axes: Axes, parts: Sequence[BarPart], top: float, height: float, p
 GROUPS = 160
 """Points of a curve over the steps; more would not be visible."""
 FEW_POINTS = 40
-"""A curve with at most so many points shows each of them and is not smoothed."""
+"""A curve with at most this many points shows each of them and is not smoothed."""
 
 
 Series = dict[int, list[tuple[int, float]]]

@@ -47,7 +47,7 @@ DCNV2_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 2
 LESS = "a smaller --model.row-scale, --model.dim or --train.batch-size, or --train.optimizer rowwise-adagrad"
 """How to need less memory."""
 SMALL_DATA = 1_000_000
-"""Imported clicks with at most so many rows and categories are read several times."""
+"""Imported clicks with at most this many rows and categories are read several times."""
 SMALL_TABLE = 1000
 """Tables are not scaled below this many rows: that would limit how many distinct ids a bag can hold."""
 
@@ -184,7 +184,7 @@ def dcnv2() -> DLRMWorkloadConfig:
 
 
 def clicks(rows: int, categories: int) -> DLRMWorkloadConfig:
-    """The model for imported clicks of so many rows and categories.
+    """The model for imported clicks with this many rows and categories.
 
     Few rows are read several times by AdamW into narrow tables, and the decay of unused table rows keeps it from
     memorising them. Many rows are read once, and only the table rows that a step uses are updated.

@@ -39,11 +39,11 @@ Positions = NDArray[np.int64]
 HELD_OUT = 0.2
 """Share of the anchors, the latest, that the hold-out windows have unless a number of windows is requested."""
 MOST_BASELINE_ROWS = 4_000_000
-"""The simple rules learn from the newest anchors, at most so many."""
+"""The simple rules learn from the newest anchors, at most this many."""
 MOST_ROWS_BESIDE = 200_000
 """Anchors that the regression which is added to the model learns from."""
 MOST_ROWS_TO_FIT = 1_000_000
-"""Gradient boosting learns from the newest training anchors, at most so many."""
+"""Gradient boosting learns from the newest training anchors, at most this many."""
 
 
 def check(config: DLRMv4WorkloadConfig) -> str:
@@ -353,7 +353,7 @@ def _next_window(order: StreamOrder, at: Position) -> int | None:
     if at.batch == 0 and at.step == 0:
         return order.windows[0]
     done = at.batch or len(order)
-    last = max(order.last_place(done - 1), int(np.searchsorted(order.seams_S, done, side="right")) - 1)
+    last = max(order.last_window_index(done - 1), int(np.searchsorted(order.seams_S, done, side="right")) - 1)
     after = order.windows[last] + 1
     occupied = np.flatnonzero(order.index.counts("all")[after:])
     return after + int(occupied[0]) if len(occupied) else None

@@ -33,16 +33,16 @@ def history(store: EventStore) -> HistoryConfig:
     actions: interleaved would leave the places of a missing kind empty."""
     usual = int(np.percentile(np.diff(store.user_first_U1), 80)) // store.stored_per_event
     length = min(LONGEST, max(SHORTEST, usual // 3 * 3))
-    interleaved = all(_any(store, pool) for pool in (LISTEN_PLUS, LIKE, SKIP))
+    interleaved = all(_any(store, action) for action in (LISTEN_PLUS, LIKE, SKIP))
     scan = max(400, 4 * length * store.stored_per_event)
     strategy: Strategy = "interleaved" if interleaved else "last-n"
     return HistoryConfig(length=length, scan=scan, strategy=strategy, query_time="candidate")
 
 
-def _any(store: EventStore, pool: int) -> bool:
-    """Whether some event is in a pool."""
+def _any(store: EventStore, action: int) -> bool:
+    """Whether some event is this action."""
     parts = (slice(start, start + _STRIDE) for start in range(0, store.events, _STRIDE))
-    return any((store.kinds(part) & np.uint8(pool)).any() for part in parts)
+    return any((store.kinds(part) & np.uint8(action)).any() for part in parts)
 
 
 def windows(store: EventStore) -> WindowConfig:

@@ -34,9 +34,9 @@ PUBLISHED_HISTORY = 2663 / 4086
 """Mean length of the published interleaved histories, as a share of the maximum length."""
 PUBLISHED_LIKES = 105 / 4086
 """Likes in a published history, as a share of the maximum length."""
-FULL_POOLS = 0.6
-"""Share of published histories whose two large pools are both full; the others have any part of the second one. Assumed
-so that the mean is the published one: only this is published."""
+FULL_ACTIONS = 0.6
+"""Share of published histories whose thirds of listens and of skips are both full; the others have any
+share of the skips. Assumed so that the mean is the published one: only this is published."""
 QUANTILES = 64
 """Lengths that stand for the distribution of all."""
 PREPARE_S = 13e-6
@@ -116,10 +116,10 @@ def history_lengths(config: DLRMv4WorkloadConfig, history: float | None) -> tupl
 
 
 def _published_lengths(longest: float) -> Lengths:
-    """The interleaved history has three pools of a third each. Listens fill theirs and likes are few; skips fill theirs
-    in most histories and lack up to two thirds in the others."""
+    """The interleaved history has a third for each of three actions. Listens fill theirs and likes are few; skips fill
+    theirs in most histories and lack up to two thirds in the others."""
     mean, most = PUBLISHED_HISTORY * longest, (2 / 3 + PUBLISHED_LIKES) * longest
-    full = round(FULL_POOLS * QUANTILES)
+    full = round(FULL_ACTIONS * QUANTILES)
     short = QUANTILES - full
     least = 2 * (mean * QUANTILES - most * full) / short - most
     return tuple(float(least + (most - least) * (i + 0.5) / short) for i in range(short)) + (most,) * full
@@ -212,7 +212,7 @@ def batch_lengths(tokens: Lengths, samples: int, *, least: int) -> tuple[int, ..
 def _tables(
     model: DLRMv4Config, events: float, rows: Callable[[int], Mapping[str, int]], state: int
 ) -> tuple[Table, ...]:
-    """Tables with the ids of so many events, or of one; `rows` counts the different ones of a batch."""
+    """Tables with the ids of this many events, or of one; `rows` counts the different ones of a batch."""
 
     def distinct(name: str) -> Callable[[int], float]:
         return lambda samples: rows(samples)[name]

@@ -172,7 +172,7 @@ LAST = 2
 PART = 1 << 18
 MOST_ROWS_TO_CHOOSE, FEWEST_TREES = 100_000, 200
 """Newest training anchors that choose the columns and the number of trees of gradient boosting; where there are more,
-it has at least so many trees."""
+it has at least FEWEST_TREES trees."""
 _MEANS = [RATES.index(name) for name in MEANS]
 
 

@@ -20,8 +20,8 @@ from ...data.batch import HistoryBatch
 from ...data.rows import Ids, Table, pyarrow
 from ...data.yambda.history import Histories
 from ...data.yambda.item_features import titles_of
-from ...data.yambda.moments import Moments
 from ...data.yambda.rates import PRECISION, PRIOR, RECENT
+from ...data.yambda.row_queries import RowQueries
 from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
 from ...data.yambda.store import Queries, originals
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
@@ -68,11 +68,11 @@ class ServedHistories(Served):
         self.settings = settings_of(config)
         self.store = opened(config.data)
         self.data_digest = self.store.digest
-        self.moments = Moments(self.store)
-        self.users, self.items = self.moments.users, self.moments.items
+        self.row_queries = RowQueries(self.store)
+        self.users, self.items = self.row_queries.users, self.row_queries.items
         self.titles = titles_of(self.store, self.items.numbers_V)
-        self.roles = {role: self.moments.spellings(role) for role in ("user", "item")}
-        self.optional = {"time": self.moments.spellings("time")} if self.moments.has_times else {}
+        self.roles = {role: self.row_queries.spellings(role) for role in ("user", "item")}
+        self.optional = {"time": self.row_queries.spellings("time")} if self.row_queries.has_times else {}
         pin = self.settings.device.type == "cuda"
         if config.model.rates_hidden:
             self.histories = self.windows.gatherer(pin=pin)
@@ -95,7 +95,7 @@ class ServedHistories(Served):
         return EventWindows(self.config)
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        return Encoded(*self.moments.queries(rows))
+        return Encoded(*self.row_queries.queries(rows))
 
     def logits(self, inputs: Queries) -> Tensor:
         batches = (inputs[first : first + self.batch_size] for first in range(0, len(inputs), self.batch_size))
@@ -113,8 +113,8 @@ class ServedHistories(Served):
         return self._ranked(user, self.items.numbers_V[items_N])[0]
 
     def _ranked(self, users: Any, items_I: NDArray[np.int64]) -> Tensor:
-        users_U = self.users.places(users)
-        queries = self.moments.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
+        users_U = self.users.indices(users)
+        queries = self.row_queries.at(np.repeat(users_U, len(items_I)), np.tile(items_I, len(users_U)), None)
         logits_P = candidate_logits(self.model, self._inputs, self.histories, queries, self.batch_size)
         return logits_P.view(len(users_U), len(items_I))
 
@@ -187,11 +187,11 @@ class ServedHistories(Served):
             positions_N = np.concatenate([order.batch(number) for number in numbers])
             kinds_N = self.store.kinds(positions_N)
             queries = self.histories.events(positions_N, kinds_N)
-            names = {role: self.moments.spellings(role)[0] for role in ("user", "item", "time")}
+            names = {role: self.row_queries.spellings(role)[0] for role in ("user", "item", "time")}
             rows = {
                 names["user"]: self.users.of_numbers(queries.users_B),
                 names["item"]: self.items.of_numbers(queries.items_B),
-                **({names["time"]: self.moments.own_times(queries.times_B)} if self.optional else {}),
+                **({names["time"]: self.row_queries.own_times(queries.times_B)} if self.optional else {}),
                 free_name("label", names.values()): ((kinds_N & LISTEN_PLUS) > 0).astype(np.int8),
             }
             yield pyarrow().table(rows), queries
@@ -203,7 +203,7 @@ class ServedHistories(Served):
             return None
         items_I = torch.from_numpy(self.items.numbers_V)
         shares = replace(shares, catalogue=len(items_I))
-        return shares(items_I, torch.full_like(items_I, self.moments.now + 1)), recent(self.store, shares)
+        return shares(items_I, torch.full_like(items_I, self.row_queries.now + 1)), recent(self.store, shares)
 
     def item_events(self) -> NDArray[np.int64]:
         happened = (self.store.kinds(slice(None)) & DRAWN) == 0

@@ -32,7 +32,7 @@ STEPS, LEAST_STEPS, PATIENCE = 45, 6000, 2000
 FULL = 200_000
 """Events from which on the patience counts in full; of fewer events in proportion, but 10 evaluations at least."""
 SMALL = 40_000
-"""Below so many events the model is `small`."""
+"""Below this number of events the model is `small`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,8 +63,8 @@ class SequenceSource:
         """What a result records about the data."""
         store, events = self.data.store, len(self.data.items_E)
         note = "" if store is None or store.time_order == "time" else store.split_note
-        times_E, moments = self.data.times_E, self.data.moments
-        held_out_from = moments[1] if moments else int(times_E.max()) if times_E is not None else None
+        times_E, split_times = self.data.times_E, self.data.split_times
+        held_out_from = split_times[1] if split_times else int(times_E.max()) if times_E is not None else None
         return {
             **({} if held_out_from is None else {"held_out_from": held_out_from}),
             "name": self.data.name,

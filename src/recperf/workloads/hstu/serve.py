@@ -97,10 +97,10 @@ class ServedItems(Served):
 
     def rank(self, users: Any) -> Tensor:
         """With all events of each user in the store as the history."""
-        places = self.users.places(users)
-        known = np.flatnonzero(places >= 0)
-        histories = self._stored(Targets(places[known], self.data.offsets_U1[places[known] + 1]))
-        return self._ranked(histories, known, len(places))
+        indices = self.users.indices(users)
+        known = np.flatnonzero(indices >= 0)
+        histories = self._stored(Targets(indices[known], self.data.offsets_U1[indices[known] + 1]))
+        return self._ranked(histories, known, len(indices))
 
     def rank_histories(self, histories: Sequence[Longs]) -> Tensor:
         """A history without times is read as if its items had come at the usual pace."""

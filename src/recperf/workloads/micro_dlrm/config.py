@@ -70,8 +70,8 @@ def on_movielens(config: T, dataset: Dataset) -> T:
 
 
 def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
-    """The config for imported clicks; `resolve` sets the tables. The default preset gets a recipe for so many rows, and
-    a config for other clicks keeps all but the data."""
+    """The config for imported clicks; `resolve` sets the tables. The default preset gets a recipe for its number of
+    rows, and a config for other clicks keeps all but the data."""
     if config.data.has_clicks:
         return replace(config, data=replace(config.data, path=dataset.folder))
     from ...data.click_store.encode import read_manifest

@@ -118,7 +118,7 @@ class PreparedDram(PreparedRows):
         return {"cold": arm(None), "hot": arm(hot)}
 
     def _reached(self, ids: int) -> int:
-        """How many rows so many ids of each feature are expected to hash to."""
+        """How many rows `ids` ids of each feature are expected to hash to."""
         return round(-self.rows * math.expm1(-ids * len(self.config.model.features) / self.rows))
 
 
@@ -160,7 +160,7 @@ class DramTrial(DLRMTrialState):
         return self.table.rows_of(batch.features)
 
     def random_lookups(self, rows: int) -> Callable[[], Callable[[], object]]:
-        """Draws the rows of a step's lookups from so many rows of the table. Few rows lie anywhere in it, as those that
+        """Draws the rows of a step's lookups from `rows` rows of the table. Few rows lie anywhere in it, as those that
         ids hash to: at equal distances they would compete for the same places of a cache."""
         config, table, count = self.prepared.config, self.table, self.prepared.rows
         lookups, generator = ids_a_batch(config), torch.Generator().manual_seed(self.seed)

@@ -113,7 +113,7 @@ def item_bounds(config: ItemModuleConfig) -> dict[str, Any]:
 
 
 def on_sequences(config: ItemModuleConfig, dataset: Dataset) -> ItemModuleConfig:
-    """The config for an event store; the default preset gets a training for so many events."""
+    """The config for an event store; the default preset gets a training for its number of events."""
     if dataset.folder is None:
         return config
     changed = replace(config, data=replace(config.data, path=dataset.folder))

@@ -27,7 +27,7 @@ AT_ONCE = 1 << 20
 Longs = NDArray[np.int64]
 
 
-class Moments:
+class RowQueries:
     """The own ids of a store's users and items, and its events by user and time."""
 
     def __init__(self, store: EventStore) -> None:
@@ -61,7 +61,7 @@ class Moments:
 
     def queries(self, rows: Mapping[str, Any]) -> tuple[Queries, dict[str, Unknown]]:
         """The queries of rows, and those with an unknown user or item. An unknown item has number 0."""
-        users_N = self.users.places(rows["user"])
+        users_N = self.users.indices(rows["user"])
         items_N, known_N = self.items.numbers(rows["item"])
         unknown = {"user": Unknown.of(users_N < 0, rows["user"]), "item": Unknown.of(~known_N, rows["item"])}
         times_N = self.seconds(rows["time"]) if "time" in rows else None
