@@ -56,8 +56,8 @@ import recperf
 from _followed_advice import FOLLOWED, Followed
 from recperf.execution.script import Program, profile_program
 from recperf.machine import cpu_model, usable_cores
-from recperf.measure import peaks as machine_peaks
 from recperf.measure import advice_rules
+from recperf.measure import peaks as machine_peaks
 from recperf.measure.ceilings import measured_beside
 from recperf.measure.limits import NOT_JUDGED
 from recperf.measure.peaks.other_work import DISTURBED
