@@ -97,7 +97,7 @@ def plain_histories(model: Any) -> Callable[[Any], Any]:
         parts = []
         for first in range(0, len(frame), served.batch_size):
             batch = frame.iloc[first : first + served.batch_size]
-            queries, _ = served.moments.queries({role: pa.array(batch[role]) for role in ("user", "item")})
+            queries, _ = served.row_queries.queries({role: pa.array(batch[role]) for role in ("user", "item")})
             parts.append(served.model(prepare(served.histories.queried(queries), served.config.model)))
         return torch.cat(parts).numpy()
 
