@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from _hstu_peer import jagged_lengths
 from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY, LIKE, LISTEN_PLUS, SKIP
+from recperf.data.events.kinds import LIKE, LISTEN_PLUS, SKIP
+from recperf.data.streaming.features import CANDIDATE, CONTEXT, HISTORY
 from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.models.dlrm_v4.cost import UNIQUE
 

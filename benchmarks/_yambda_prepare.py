@@ -16,22 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from recperf.data.rows import pyarrow
-from recperf.data.yambda.raw import locate, prepare
-from recperf.data.yambda.schema import (
-    ALBUMS_FILE,
-    ARTISTS_FILE,
-    COLUMNS,
-    EVENT_TYPES,
-    EVENTS_FILE,
-    LEAST_PLAYED,
-    NULLABLE,
-    split_of,
-)
-from recperf.data.yambda.store import open_store
-from recperf.data.yambda.synthesize import Generator
-from recperf.data.yambda.writer import EventRows
-from recperf.data.yambda.yambda_like import of_size, scattered
+from recperf.data.events.kinds import EVENT_TYPES, LEAST_PLAYED
+from recperf.data.events.store import open_store
+from recperf.data.events.writer import EventRows
+from recperf.data.known.yambda.raw import locate, prepare
+from recperf.data.known.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENTS_FILE, NULLABLE, split_of
+from recperf.data.known.yambda.synthesize import Generator
+from recperf.data.known.yambda.yambda_like import of_size, scattered
+from recperf.data.tables import pyarrow
 
 GROUP_ROWS = 1 << 20
 SESSION_GAP_S = 1800

@@ -15,12 +15,12 @@ import torch
 
 from _clock import readings
 from _rows import record, row, show
-from recperf.data.yambda import catalogue
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.data.yambda.history import Histories
-from recperf.data.yambda.loader import StreamOrder
-from recperf.data.yambda.windows import WindowIndex
-from recperf.data.yambda.yambda_like import of_size
+from recperf.data.known import event_files as catalogue
+from recperf.data.known.yambda.yambda_like import of_size
+from recperf.data.streaming.config import HistoryConfig, WindowConfig
+from recperf.data.streaming.history import Histories
+from recperf.data.streaming.loader import StreamOrder
+from recperf.data.streaming.windows import WindowIndex
 from recperf.models.dlrm_v4 import hstu
 from recperf.models.dlrm_v4.config import laptop
 from recperf.models.dlrm_v4.inputs import Inputs, prepare

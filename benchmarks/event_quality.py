@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from _rows import record, row, show
-from recperf.data.click_store.imports import import_clicks
-from recperf.data.click_store.options import ClickOptions
-from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
+from recperf.data.events.imports import import_events
+from recperf.data.events.options import ImportOptions
+from recperf.data.rows.imports import import_clicks
+from recperf.data.rows.options import ClickOptions
 
 TARGET_MISSED = 5
 """Exit code of a run that trained and did not reach its target."""

@@ -32,12 +32,13 @@ from numpy.typing import NDArray
 
 from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
-from recperf.data.yambda.config import HistoryConfig
-from recperf.data.yambda.history import Histories
-from recperf.data.yambda.manifest import EventManifest
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, LIKE, LISTEN_PLUS, LISTENS, SKIP
-from recperf.data.yambda.store import EventStore, open_store
-from recperf.data.yambda.writer import StoreWriter, kinds_of
+from recperf.data.events.kinds import LIKE, LISTEN_PLUS, LISTENS, SKIP
+from recperf.data.events.manifest import EventManifest
+from recperf.data.events.store import EventStore, open_store
+from recperf.data.events.writer import StoreWriter, kinds_of
+from recperf.data.streaming.config import HistoryConfig
+from recperf.data.streaming.features import CANDIDATE, CONTEXT, CROSSES, HISTORY
+from recperf.data.streaming.history import Histories
 
 EVENTS, ITEMS, ARTISTS, ALBUMS = 20_000_000, 9_390_624, 1_300_000, 3_400_000
 FEWEST, MOST = 5_000, 27_000

@@ -26,9 +26,9 @@ from time import perf_counter, sleep
 from typing import Any
 
 from _rows import record, row, show
-from recperf.data.yambda import catalogue
-from recperf.data.yambda.store import EventStore
-from recperf.data.yambda.yambda_like import of_size
+from recperf.data.events.store import EventStore
+from recperf.data.known import event_files as catalogue
+from recperf.data.known.yambda.yambda_like import of_size
 
 NAME, VARIANT = "published_model", "mlperf, one device"
 GROUP = 50

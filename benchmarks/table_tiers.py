@@ -45,7 +45,7 @@ from _histories import MEAN, SHORTEST, made_up
 from _rows import record, row, show
 from dlrm_v4_step import RATE, ROOM, Trainer, parts_that_fit
 from recperf.data.batch import HistoryBatch
-from recperf.data.yambda.schema import CONTEXT, HISTORY
+from recperf.data.streaming.features import CONTEXT, HISTORY
 from recperf.machine import available_bytes
 from recperf.models.dlrm_v4.config import DLRMv4Config, gpu, laptop
 from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from _rows import record, row, show
-from recperf.data.yambda.store import EVENT_BYTES, open_store
-from recperf.data.yambda.yambda_like import of_size
+from recperf.data.events.store import EVENT_BYTES, open_store
+from recperf.data.known.yambda.yambda_like import of_size
 
 EVENTS, TIMES = 12_000_000, 5
 REFERENCE_RATE = 12_000_000 / 15.2

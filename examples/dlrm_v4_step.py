@@ -3,7 +3,7 @@
 import torch
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from recperf.data.streaming.features import CANDIDATE, CONTEXT, HISTORY
 from recperf.models.dlrm_v4.config import laptop
 from recperf.models.dlrm_v4.inputs import prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4

@@ -15,10 +15,10 @@ import pytest
 
 from recperf import locations
 from recperf.cli import main
-from recperf.data.click_store import encode
-from recperf.data.click_store.imported import ImportedClicks
 from recperf.data.config import SplitConfig
 from recperf.data.datasets import at
+from recperf.data.rows import encode
+from recperf.data.rows.imported import ImportedClicks
 from recperf.errors import RecperfError
 from recperf.files import json_bytes
 from recperf.measure import peaks

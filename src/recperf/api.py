@@ -83,8 +83,8 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     columns' names. An import that is there already, of the same rows and options, is used again.
     """
     from .data import datasets, importing
-    from .data.click_store.options import ClickOptions
-    from .data.yambda.import_options import ImportOptions
+    from .data.events.options import ImportOptions
+    from .data.rows.options import ClickOptions
 
     if isinstance(source, Dataset):
         return source
@@ -112,7 +112,7 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
 
 def _written(frame: Any, folder: Path) -> tuple[Path, str]:
     """A frame as a Parquet file, and the library that it is of."""
-    from .data.rows import pyarrow
+    from .data.tables import pyarrow
     from .execution.scoring import columns_of, kind_of, to_table
 
     columns, path = columns_of(frame), folder / "frame.parquet"

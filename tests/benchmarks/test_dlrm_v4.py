@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from recperf.data.yambda.schema import CANDIDATE, HISTORY
+from recperf.data.streaming.features import CANDIDATE, HISTORY
 from recperf.models.dlrm_v4 import cost
 from recperf.models.dlrm_v4.config import laptop, mlperf
 from recperf.models.dlrm_v4.inputs import prepare

@@ -15,10 +15,10 @@ Script = Callable[[str], ModuleType]
 
 
 def test_gathered_batches_are_compared_in_all_they_hold(script: Script, tmp_path: Path) -> None:
-    from recperf.data.yambda.config import HistoryConfig
-    from recperf.data.yambda.history import Histories
-    from recperf.data.yambda.synthesize import write_store
-    from recperf.data.yambda.yambda_like import of_size
+    from recperf.data.known.yambda.synthesize import write_store
+    from recperf.data.known.yambda.yambda_like import of_size
+    from recperf.data.streaming.config import HistoryConfig
+    from recperf.data.streaming.history import Histories
 
     bench = script("history_gather")
     store = bench.open_store(write_store(of_size(3000), tmp_path / "store"))

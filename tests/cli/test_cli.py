@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from recperf.cli import main
-from recperf.data import movielens_like
-from recperf.data.movielens import MovieLens
-from recperf.data.movielens_like import generate
+from recperf.data.known import movielens_like
+from recperf.data.known.movielens import MovieLens
+from recperf.data.known.movielens_like import generate
 from recperf.stop import FLAG
 from recperf.terminal import table
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recperf import locations
-from recperf.data.click_store.imported import open_clicks
+from recperf.data.rows.imported import open_clicks
 
 Call = Callable[..., tuple[int, str, str]]
 QUICKLY = ["--no-peaks", "--no-report", "--quiet", "--train.device", "cpu", "--train.epochs", "2"]

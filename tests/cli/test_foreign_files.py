@@ -86,7 +86,7 @@ def test_the_same_import_removes_what_a_killed_one_left(how: str, call: Call, tm
     (tmp_path / "rows.csv").write_text(ROWS)
     arguments = ["data", "import", "--clicks", "rows.csv", *CLICKS, "--store", "shop/clicks"]
     code = (
-        "import os, signal, sys; from recperf.cli import main; from recperf.data.click_store import imports\n"
+        "import os, signal, sys; from recperf.cli import main; from recperf.data.rows import imports\n"
         f"def end(*_): os.kill(os.getpid(), signal.{how}); imports.poll()\n"
         "from recperf.stop import poll; imports.poll = poll; imports._Build._write = end; sys.exit(main(sys.argv[1:]))"
     )

@@ -20,7 +20,7 @@ import pytest
 from msgspec import convert
 
 from recperf.cli import COMMANDS, main
-from recperf.data import movielens_like
+from recperf.data.known import movielens_like
 from recperf.jsonfile import sealed
 from recperf.measure.profile import StepProfile
 from recperf.runs.report.blocks import render

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from recperf.data.events.imports import import_events
+from recperf.data.events.options import ImportOptions
+from recperf.data.events.store import EventStore, open_store
 from recperf.data.next_item import NextItemData, Targets
-from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
-from recperf.data.yambda.store import EventStore, open_store
 from recperf.errors import DataError
 
 

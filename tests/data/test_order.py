@@ -11,7 +11,7 @@ from recperf.data.batch import ClickBatch
 from recperf.data.config import RandomBagsConfig
 from recperf.data.order import WHOLE, ClickOrder, RankShare, Samples, ShuffledOrder, cut_share, permutation
 from recperf.data.random_bags import RandomBags
-from recperf.data.rows import EMPTY, Rows, Split
+from recperf.data.tables import EMPTY, Rows, Split
 
 
 def samples(count: int) -> Samples:

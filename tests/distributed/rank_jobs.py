@@ -189,8 +189,8 @@ def fails(rank: int, at: int, how: str, on: int = 1) -> None:
 
 
 def events(folder: Path) -> Path:
-    from recperf.data.yambda import synthesize
-    from recperf.data.yambda.yambda_like import YambdaLike
+    from recperf.data.known.yambda import synthesize
+    from recperf.data.known.yambda.yambda_like import YambdaLike
 
     if not folder.exists():
         synthesize.write_store(YambdaLike(users=24, events_per_user=40, items=60, genres=4, seed=3), folder)

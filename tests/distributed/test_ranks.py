@@ -13,7 +13,7 @@ from rank_jobs import events, small
 from rank_pool import home, needs_torchrec, run_ranks
 
 from recperf.data.config import MovieLensConfig
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.workloads import find

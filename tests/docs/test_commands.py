@@ -25,7 +25,7 @@ from movielens_files import write_files
 import recperf.cli
 from recperf.cli import main
 from recperf.cli import parse as parsing
-from recperf.data.movielens_like import generate
+from recperf.data.known.movielens_like import generate
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))}

@@ -13,7 +13,7 @@ from golden_cases import close
 from torch import Tensor
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from recperf.data.streaming.features import CANDIDATE, CONTEXT, HISTORY
 from recperf.models.dlrm_v4.config import DLRMv4Config, HSTUConfig
 from recperf.models.dlrm_v4.inputs import Inputs, prepare_parts
 from recperf.models.dlrm_v4.model import DLRMv4

@@ -14,9 +14,9 @@ import pytest
 import torch
 from golden_cases import cases
 
-from recperf.data.click_store.imports import import_clicks
-from recperf.data.click_store.options import ClickOptions
 from recperf.data.random_bags import RandomBags
+from recperf.data.rows.imports import import_clicks
+from recperf.data.rows.options import ClickOptions
 from recperf.models.mlp import FastArithmetic
 from recperf.ops.table_rules import RULES
 from recperf.train.config import PLAIN, FastConfig

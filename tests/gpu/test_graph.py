@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recperf.data.config import MovieLensConfig
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.execution.measuring import measure_window
 from recperf.tasks import of
 from recperf.train.device import applied

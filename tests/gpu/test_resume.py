@@ -14,8 +14,8 @@ import pytest
 import torch
 from tiny_v4 import DAY, QUIETLY, logged, state_of
 
-from recperf.data.yambda.synthesize import write_store
-from recperf.data.yambda.yambda_like import YambdaLike
+from recperf.data.known.yambda.synthesize import write_store
+from recperf.data.known.yambda.yambda_like import YambdaLike
 from recperf.train.checkpoint import CheckpointStore
 
 DEVICE = os.environ.get("RECPERF_TEST_DEVICE", "cuda")

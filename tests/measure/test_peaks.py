@@ -22,16 +22,7 @@ from recperf.measure import peaks
 from recperf.measure.ceilings import ceilings_of
 from recperf.measure.peaks import cpu, other_work, sampling
 from recperf.measure.peaks.records import PeakFigure, Peaks, Rates
-from recperf.measure.peaks.sampling import (
-    FULL,
-    MIB,
-    TINY,
-    Sampler,
-    better,
-    figure,
-    gather_row,
-    knee_of,
-)
+from recperf.measure.peaks.sampling import FULL, MIB, TINY, Sampler, better, figure, gather_row, knee_of
 
 RATES = ("gemm", "copy", "read", "update", "first_touch", "cached", "special", "gather")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from recperf.data.streaming.features import CANDIDATE, CONTEXT, HISTORY
 
 LENGTHS = (7, 0, 31, 1, 12)
 

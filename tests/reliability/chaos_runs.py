@@ -17,7 +17,7 @@ from chaos_foreign import Planted, require_none_alive
 from chaos_process import Failure, Process, judge
 from movielens_files import write_files
 
-from recperf.data.yambda import synthesize
+from recperf.data.known.yambda import synthesize
 from recperf.train.checkpoint import CheckpointStore
 
 PATIENCE = 30

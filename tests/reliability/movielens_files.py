@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recperf.data.movielens import MovieLens
-from recperf.data.movielens_like import generate
+from recperf.data.known.movielens import MovieLens
+from recperf.data.known.movielens_like import generate
 
 
 def write_files(folder: Path, data: MovieLens | None = None) -> None:

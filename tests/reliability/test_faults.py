@@ -14,7 +14,7 @@ import pytest
 from killable import KILLED, Killable, Trouble
 from tiny_v4 import EVENTS, QUIETLY, begin, finish, interrupted, outcome, resume, straight
 
-from recperf.data.yambda import synthesize
+from recperf.data.known.yambda import synthesize
 from recperf.train import checkpoint_folder
 from recperf.train.checkpoint import CheckpointStore
 

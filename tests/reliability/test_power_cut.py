@@ -13,9 +13,9 @@ import pytest
 import torch
 from power_cut import Recorder, Tree
 
-from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
-from recperf.data.yambda.store import MANIFEST, open_store, originals, verify
+from recperf.data.events.imports import import_events
+from recperf.data.events.options import ImportOptions
+from recperf.data.events.store import MANIFEST, open_store, originals, verify
 from recperf.errors import DataError
 from recperf.runs.evidence import differences, seal
 from recperf.runs.record import Run

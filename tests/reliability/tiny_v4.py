@@ -13,8 +13,8 @@ import torch
 from killable import KILLED, Killable, Trouble, claims, home
 
 from recperf.cli import main
-from recperf.data.yambda import synthesize
-from recperf.data.yambda.yambda_like import YambdaLike
+from recperf.data.known.yambda import synthesize
+from recperf.data.known.yambda.yambda_like import YambdaLike
 from recperf.folders import alone
 from recperf.runs.mlperf.check import scan
 from recperf.train.checkpoint import CheckpointStore

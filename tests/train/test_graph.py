@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recperf.data.config import MovieLensConfig, RandomBagsConfig
 from recperf.data.random_bags import RandomBags
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.models.config import DLRMConfig
 from recperf.models.dlrm import DLRM
 from recperf.models.mlp import FastArithmetic

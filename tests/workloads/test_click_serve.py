@@ -18,10 +18,10 @@ import torch
 
 import recperf
 from recperf.cli import main
-from recperf.data.click_store.imported import ImportedClicks
-from recperf.data.click_store.imports import import_clicks
-from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
+from recperf.data.rows.imported import ImportedClicks
+from recperf.data.rows.imports import import_clicks
+from recperf.data.rows.options import ClickOptions
 from recperf.errors import DataError, RecperfError, RecperfWarning
 from recperf.execution import exporting
 from recperf.execution.scoring import score_file

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recperf.cli import main
-from recperf.data.yambda import store as store_module
-from recperf.data.yambda import synthesize
-from recperf.data.yambda.config import HistoryConfig, Leftover, WindowConfig
-from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
-from recperf.data.yambda.store import EventStore, file_of, open_store
-from recperf.data.yambda.yambda_like import of_size
+from recperf.data.events import store as store_module
+from recperf.data.events.imports import import_events
+from recperf.data.events.options import ImportOptions
+from recperf.data.events.store import EventStore, file_of, open_store
+from recperf.data.known.yambda import synthesize
+from recperf.data.known.yambda.yambda_like import of_size
+from recperf.data.streaming.config import HistoryConfig, Leftover, WindowConfig
 from recperf.errors import DataError
 from recperf.train.loop import Position
 from recperf.units import size

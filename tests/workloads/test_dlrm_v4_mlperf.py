@@ -11,9 +11,9 @@ import pytest
 
 from recperf import stop as points
 from recperf.cli import main
-from recperf.data.yambda import synthesize
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
-from recperf.data.yambda.yambda_like import YambdaLike
+from recperf.data.known.yambda import synthesize
+from recperf.data.known.yambda.yambda_like import YambdaLike
+from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.distributed.config import DistributedConfig
 from recperf.distributed.ranks import Ranks
 from recperf.folders import alone

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 import recperf
 from recperf.cli import main
-from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
+from recperf.data.events.imports import import_events
+from recperf.data.events.options import ImportOptions
 from recperf.distributed.ranks import Ranks
 from recperf.errors import RecperfWarning, UsageError
 from recperf.models.tiers.config import TablesConfig

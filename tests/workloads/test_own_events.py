@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from recperf.cli import main
 from recperf.data.blocks import Column
 from recperf.data.datasets import Dataset
-from recperf.data.yambda.config import HistoryConfig
-from recperf.data.yambda.history import Histories
-from recperf.data.yambda.import_options import ImportOptions
-from recperf.data.yambda.imports import import_events
-from recperf.data.yambda.rates import PRECISION, PRIOR, RECENT, RunningRates
-from recperf.data.yambda.schema import LISTEN_PLUS, LISTENS, RATES
-from recperf.data.yambda.store import EventStore, open_store
+from recperf.data.events.imports import import_events
+from recperf.data.events.kinds import LISTEN_PLUS, LISTENS
+from recperf.data.events.options import ImportOptions
+from recperf.data.events.store import EventStore, open_store
+from recperf.data.streaming.config import HistoryConfig
+from recperf.data.streaming.features import RATES
+from recperf.data.streaming.history import Histories
+from recperf.data.streaming.rates import PRECISION, PRIOR, RECENT, RunningRates
 from recperf.models.dlrm_v4.inputs import prepare
 from recperf.train.baselines import blend
 from recperf.train.metrics import auc

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from recperf.data.click_store.imported import ImportedClicks
-from recperf.data.click_store.imports import import_clicks
-from recperf.data.click_store.options import ClickOptions
 from recperf.data.config import SplitConfig
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.rows.imported import ImportedClicks
+from recperf.data.rows.imports import import_clicks
+from recperf.data.rows.options import ClickOptions
+from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.train.metrics import binary_metrics
 from recperf.workloads.click_candidates import strongest_feature
 from recperf.workloads.dlrm.build import PreparedDLRM

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from recperf.data.batch import ClickBatch
-from recperf.data.clicks import Clicks
-from recperf.data.movielens_like import generate
+from recperf.data.known.movielens_like import generate
+from recperf.data.rows.clicks import Clicks
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.train.metrics import auc

@@ -18,10 +18,10 @@ import torch
 
 import recperf
 from recperf.cli import main
-from recperf.data.yambda.earlier_ids import matched, with_earlier_ids
-from recperf.data.yambda.item_features import item_values
-from recperf.data.yambda.reference import open_events
-from recperf.data.yambda.store import originals
+from recperf.data.events.earlier_ids import matched, with_earlier_ids
+from recperf.data.events.item_features import item_values
+from recperf.data.events.store import originals
+from recperf.data.known.opening import open_events
 from recperf.execution.exporting import compared
 from recperf.execution.serving import TableExport
 from recperf.models.init import normal_

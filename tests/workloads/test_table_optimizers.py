@@ -14,7 +14,7 @@ from dense_peers import PEERS
 from tiered_bags import dlrm, hashed
 from torch import Tensor, nn
 
-from recperf.data.yambda.config import HistoryConfig, WindowConfig
+from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.errors import ConfigError
 from recperf.models.tiers.config import TablesConfig
 from recperf.ops.table_rules import RULES, RuleName

@@ -133,7 +133,7 @@ def say(terminal: Terminal, rows: list[Any], summary: dict[str, Any]) -> None:
 
 def requests_of(model: Any, options: Options) -> Requests:
     """The users or histories that the options name."""
-    from ..data.rows import pyarrow
+    from ..data.tables import pyarrow
     from ..execution.recommending import Requests, require_recommender
 
     users, _ = require_recommender(model)

@@ -12,8 +12,8 @@ from .. import locations
 from ..errors import DataError, UsageError
 from ..folders import alone
 from . import datasets
-from .click_store.options import ClickOptions
-from .yambda.import_options import ImportOptions
+from .events.options import ImportOptions
+from .rows.options import ClickOptions
 
 _ASIDE = ".replaced"
 """How the name of a store ends while another takes its folder."""
@@ -51,10 +51,10 @@ def import_file(
 def _described(options: Any, folder: Path, progress: Progress) -> dict[str, Any]:
     """Import into a folder, and say what is there."""
     if isinstance(options, ClickOptions):
-        from .click_store.imports import make
+        from .rows.imports import make
 
         return make(options, folder, reading=progress("reading", "bytes"), rows=progress("writing", "rows"))
-    from .yambda.imports import import_dataset
+    from .events.imports import import_dataset
 
     return import_dataset(options, folder, progress=progress)
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .yambda.item_features import ItemValues, item_values
-from .yambda.schema import ACTION_BITS, LIKE, LISTEN_PLUS
-from .yambda.store import EventStore
+from .events.item_features import ItemValues, item_values
+from .events.kinds import ACTION_BITS, LIKE, LISTEN_PLUS
+from .events.store import EventStore
 
 SplitRule = Literal["leave-one-out", "time"]
 HELD_OUT = 0.2

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..ops.hashing import hash_int
 from .batch import ClickBatch, JaggedFeatures, Tensors, largest_ids
-from .rows import EMPTY, Rows, Split, SplitRows
+from .tables import EMPTY, Rows, Split, SplitRows
 
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64

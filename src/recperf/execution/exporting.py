@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.rows import pyarrow
+from ..data.tables import pyarrow
 from ..errors import MachineError, UsageError
 from ..files import write_atomic, write_json
 from ..folders import new_folder, temporary_folder

@@ -23,28 +23,10 @@ from ..jsonfile import require, sealed
 from ..runs.derive import LEAKED_AUC, few_rows
 from ..runs.record import Run
 from ..runs.result import Baselines, CalibrationBin
-from ..runs.schemas import (
-    RankingFacts,
-    SampledRanking,
-    SampledScores,
-    SavedScores,
-    SegmentFacts,
-    StrongestFeature,
-)
+from ..runs.schemas import RankingFacts, SampledRanking, SampledScores, SavedScores, SegmentFacts, StrongestFeature
 from ..stop import poll
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
-from ..train.ranking import (
-    COUNTS,
-    REPEATS,
-    TOP,
-    Scorer,
-    drawn,
-    first_positives,
-    gains,
-    joint,
-    list_quality,
-    positions,
-)
+from ..train.ranking import COUNTS, REPEATS, TOP, Scorer, drawn, first_positives, gains, joint, list_quality, positions
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 
 FILE = "scores.json"

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data.rows import Ids, Table, Unknown, add_unknown, one_array, pyarrow
+from ..data.tables import Ids, Table, Unknown, add_unknown, one_array, pyarrow
 from ..errors import UsageError
 from ..stop import poll
 from ..train.ranking import list_quality, rank_scores

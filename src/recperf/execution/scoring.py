@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..data.rows import BadRow, Table, Unknown, add_unknown, in_blocks, pyarrow
-from ..data.user_files.load import RowFile
+from ..data.files.load import RowFile
+from ..data.tables import BadRow, Table, Unknown, add_unknown, in_blocks, pyarrow
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import atomic_file, require_writable
 from ..jsonfile import as_json

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.rows import Ids, Table, Unknown, find_column
+from ..data.tables import Ids, Table, Unknown, find_column
 from ..errors import DataError, UsageError, did_you_mean
 from ..files import digest_of, open_regular, reading
 from ..jsonfile import Struct, read, require

@@ -35,8 +35,8 @@ from .workload import HASHED, Workload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..data.click_store.imported import ImportedClicks
-    from ..data.yambda.store import EventStore
+    from ..data.events.store import EventStore
+    from ..data.rows.imported import ImportedClicks
 
 ROWS = "rows.npz"
 HELD_OUT = ("split", "holdout_first", "holdout_windows", "holdout", "split_seed")
@@ -81,17 +81,17 @@ def _has_rows(data: Any) -> bool:
 def _opened(data: Any) -> EventStore | ImportedClicks | None:
     """The events or clicks that a config names; None where they are not imported."""
     if _has_rows(data):
-        from ..data.click_store.imported import open_clicks
+        from ..data.rows.imported import open_clicks
 
         return open_clicks(data.path, data.rows_split()) if data.source == "clicks" else None
-    from ..data.yambda.reference import open_events
+    from ..data.known.opening import open_events
 
     return None if data.path is None else open_events(data.path)
 
 
 def _matching(data: Any) -> ModuleType:
     """The module that matches the ids of two datasets of this kind."""
-    return import_module(f"recperf.data.{'click_store' if _has_rows(data) else 'yambda'}.earlier_ids")
+    return import_module(f"recperf.data.{'rows' if _has_rows(data) else 'events'}.earlier_ids")
 
 
 def _data_of(run: Path, config: Any) -> EventStore | ImportedClicks:
@@ -148,7 +148,7 @@ class Start:
     def _read(self, model: dict[str, Any]) -> dict[str, Tensor]:
         """The state of the other model, whose shapes must be those of this one, but for the number of ids. Whether a
         model has rows of features depends on its data: where one has none, those of the other start anew."""
-        from ..data.yambda.earlier_ids import FEATURES
+        from ..data.events.earlier_ids import FEATURES
         from ..train.checkpoint import read_state
 
         path = self.folder / self.facts.checkpoint

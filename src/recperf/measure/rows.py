@@ -17,17 +17,7 @@ from ..units import time as time_text
 from .attribution import divided_ms
 from .operators import COLLECTIVE, CallWork, kind_of_call, limit_of_kernel
 from .places import BACKWARD, Stack, place_in, surrounding
-from .records import (
-    DividedOperator,
-    NativeCode,
-    Observed,
-    Operator,
-    PartTime,
-    Place,
-    PlaceShare,
-    PlaceTime,
-    Sampling,
-)
+from .records import DividedOperator, NativeCode, Observed, Operator, PartTime, Place, PlaceShare, PlaceTime, Sampling
 from .timeline import COUNTED, GRAPH, NODE, WAITING, OperatorCall, StepTimes
 from .trace.nesting import NONE, Nesting, TracedSteps, between
 from .trace.read import Host, Trace, summed

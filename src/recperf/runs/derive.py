@@ -41,13 +41,7 @@ from .result import (
     Throughput,
 )
 from .resume import reported_changes
-from .schemas import (
-    ChangeEvent,
-    SampledScores,
-    SavedScores,
-    SegmentFacts,
-    Timing,
-)
+from .schemas import ChangeEvent, SampledScores, SavedScores, SegmentFacts, Timing
 
 Json = dict[str, Any]
 

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from ..data.batch import ClickBatch
 from ..data.order import ClickOrder
-from ..data.rows import MemoryRows, Rows, Split
+from ..data.tables import MemoryRows, Rows, Split
 from ..execution.workload import ScoredRows
 from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, click_rules
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
 
 if TYPE_CHECKING:
-    from ..data.click_store.imported import ImportedClicks
-    from ..data.clicks import Clicks
+    from ..data.rows.clicks import Clicks
+    from ..data.rows.imported import ImportedClicks
 
     ClickRows = ImportedClicks | Clicks
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.batch import ClickBatch
-from ..data.click_store.imported import ImportedClicks
-from ..data.clicks import Clicks, dense_features
 from ..data.order import ClickOrder
-from ..data.rows import EMPTY, Ids, MemoryRows, Rows, Table, Unknown, pyarrow
+from ..data.rows.clicks import Clicks, dense_features
+from ..data.rows.imported import ImportedClicks
+from ..data.tables import EMPTY, Ids, MemoryRows, Rows, Table, Unknown, pyarrow
 from ..errors import UsageError
 from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ..models.dlrm import DLRM, make_interaction

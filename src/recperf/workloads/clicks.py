@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..config import to_json
 from ..data.batch import ClickBatch
-from ..data.clicks import Clicks
 from ..data.order import WHOLE, ClickOrder, RankShare, Samples
+from ..data.rows.clicks import Clicks
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Division, SharedScores
@@ -33,19 +33,12 @@ from ..train.config import TrainConfig, one_cycle
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.ranking import Scorer
-from .click_candidates import (
-    ClickCatalogue,
-    catalogue_of,
-    fitted_step,
-    imported_logits,
-    scored_rows,
-    strongest_feature,
-)
+from .click_candidates import ClickCatalogue, catalogue_of, fitted_step, imported_logits, scored_rows, strongest_feature
 
 if TYPE_CHECKING:
-    from ..data.click_store.imported import ImportedClicks
     from ..data.random_bags import RandomBags
-    from ..data.rows import Split
+    from ..data.rows.imported import ImportedClicks
+    from ..data.tables import Split
     from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192

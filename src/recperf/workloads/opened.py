@@ -21,7 +21,7 @@ from ..runs.schemas import read_file
 from . import find, names
 
 if TYPE_CHECKING:
-    from ..data.rows import Unknown
+    from ..data.tables import Unknown
     from ..execution.serving import TrainedModel
 
 
@@ -131,7 +131,7 @@ class OpenRun:
         """
         import torch
 
-        from ..data.rows import add_unknown, in_blocks
+        from ..data.tables import add_unknown, in_blocks
         from ..execution.scoring import columns_of, to_table, whole_batches, with_columns
         from ..execution.serving import score_columns
 
@@ -169,7 +169,7 @@ class OpenRun:
         of any event of the store or of the history. Next-item models do so by default where users take no item twice.
         Unknown users and items are as in `score`.
         """
-        from ..data.rows import pyarrow
+        from ..data.tables import pyarrow
         from ..execution.recommending import Requests, recommend
         from ..execution.scoring import array_of, as_frame, kind_of
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..data.batch import ClickBatch, HistoryBatch
 from ..data.next_item_batches import SequenceBatch, SequenceOrder, WindowBatch
 from ..data.order import RankShare
-from ..data.yambda.history import Histories
+from ..data.streaming.history import Histories
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import deal, stride
 from ..distributed.exchange import made_event

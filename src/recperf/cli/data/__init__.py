@@ -150,42 +150,42 @@ def _get(options: Get, kind: str, bar: Callable[..., Any], terminal: Terminal) -
     if name in SYNTHETIC or name not in datasets.BUILT_IN:
         raise UsageError(f"there is nothing to download for {name}", fix=f"recperf data info {name}")
     if kind == "movielens":
-        from ...data import catalogue
+        from ...data.known import movielens_files as catalogue
 
         return catalogue.get(name, say=terminal.say)
-    from ...data.yambda import download
+    from ...data.known.yambda import download
 
     return {"name": name, **download.get(name.removeprefix("yambda-"), say=terminal.say, bars=terminal.live)}
 
 
 def _check(options: Check, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
     if kind == "movielens":
-        from ...data import catalogue
+        from ...data.known import movielens_files as catalogue
 
         return catalogue.check(options.name, path=options.path)
     if kind == "clicks":
-        from ...data.click_store import encode
+        from ...data.rows import encode
 
         return encode.check(_folder(options))
-    from ...data.yambda import catalogue as events
+    from ...data.known import event_files as events
 
     return events.check(options.name, path=options.path, progress=bar, say=terminal.say)
 
 
 def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
     if kind == "movielens":
-        from ...data import catalogue
+        from ...data.known import movielens_files as catalogue
 
         return catalogue.info(options.name, path=options.path, seed=options.seed)
     if kind == "clicks":
-        from ...data.click_store import encode
+        from ...data.rows import encode
 
         return encode.info(_folder(options))
-    from ...data.yambda import catalogue as events
+    from ...data.known import event_files as events
 
     store = events.find(options.name, path=options.path, say=terminal.say)
     if store.imported and not options.json:
-        from ...data.yambda.imports import described
+        from ...data.events.imports import described
         from .imports import say_events
 
         command = f"recperf run {workloads.proposed(datasets.at(store.folder))} --data {options.name}"
@@ -202,8 +202,8 @@ def _folder(options: Stored) -> Path:
 
 
 def _make(options: Make, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
-    from ...data.yambda import catalogue
-    from ...data.yambda.yambda_like import NAME, YambdaLike, of_size
+    from ...data.known import event_files as catalogue
+    from ...data.known.yambda.yambda_like import NAME, YambdaLike, of_size
 
     if options.name != NAME:
         raise UsageError(f"{options.name} cannot be generated; {NAME} can", fix=f"recperf data info {options.name}")
@@ -212,7 +212,7 @@ def _make(options: Make, kind: str, bar: Callable[..., Any], terminal: Terminal)
 
 
 def _prepare(options: Prepare, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
-    from ...data.yambda import catalogue
+    from ...data.known import event_files as catalogue
 
     if kind != "events":
         what = f"{options.name} is not raw listening events; only those are prepared"

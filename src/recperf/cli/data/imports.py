@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...data import datasets, importing
-from ...data.click_store.options import ClickOptions
-from ...data.user_files.values import TIME_UNITS
-from ...data.yambda.import_options import ImportOptions
+from ...data.events.options import ImportOptions
+from ...data.files.values import TIME_UNITS
+from ...data.rows.options import ClickOptions
 from ...errors import UsageError
 from ...runs.record import runs_on
 from ...terminal import Terminal, print_json
@@ -113,7 +113,7 @@ def _say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
 
 
 def say_events(facts: dict[str, Any], terminal: Terminal) -> None:
-    from ...data.yambda.store import read_manifest
+    from ...data.events.store import read_manifest
 
     imported = read_manifest(Path(facts["folder"])).imported
     assert imported is not None

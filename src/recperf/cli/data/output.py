@@ -12,7 +12,7 @@ from ...terminal import Terminal
 from ...units import number, size
 
 if TYPE_CHECKING:
-    from ...data.user_files.text_rows import SkippedRows
+    from ...data.files.text_rows import SkippedRows
 
 Unit = Literal["events", "rows", "users", "bytes", "share"]
 _SHOWN = 5

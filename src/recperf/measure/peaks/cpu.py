@@ -31,7 +31,7 @@ from .sampling import (
     gather_row,
     knee_of,
     rate,
-)  # fmt: skip
+)
 
 Say = Callable[[str], None]
 Timed = Callable[..., Callable[[], float]]

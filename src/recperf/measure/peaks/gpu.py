@@ -13,16 +13,7 @@ from torch.nn import functional as F
 from ... import units
 from .cpu import BAG, KNEE_ROW_BYTES, ROW_BYTES, copy, gather, knee_sizes, product, read, update
 from .records import DeviceRates, Knee, Launch, PeakFigure, RowTable, RowTables
-from .sampling import (
-    MIB,
-    Sampler,
-    allowed_bytes,
-    bounded,
-    calls,
-    figure,
-    knee_of,
-    rate,
-)  # fmt: skip
+from .sampling import MIB, Sampler, allowed_bytes, bounded, calls, figure, knee_of, rate
 
 Say = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from ...config import require, within
-from ...data.yambda.schema import CANDIDATE, CONTEXT, CROSSES, HISTORY, RATES
+from ...data.streaming.features import CANDIDATE, CONTEXT, CROSSES, HISTORY, RATES
 from ...measure.spans import declare
 
 PUBLISHED_ROWS = {

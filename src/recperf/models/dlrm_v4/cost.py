@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...config import require
-from ...data.yambda.schema import RATES
+from ...data.streaming.features import RATES
 from ...measure.cost import FLOAT, INDEX, Cost
 from .config import ACTIONS, FORWARD, DLRMv4Config, HSTUConfig
 

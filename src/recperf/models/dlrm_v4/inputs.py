@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass, tree_leaves
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.schema import CANDIDATE, CONTEXT, HISTORY
+from ...data.streaming.features import CANDIDATE, CONTEXT, HISTORY
 from ...errors import DataError
 from ...ops.arrange import native
 from ...ops.assemble import AssemblyPlan, plan

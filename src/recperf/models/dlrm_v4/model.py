@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...data.yambda.schema import HISTORY, RATES
+from ...data.streaming.features import HISTORY, RATES
 from ...measure.spans import span
 from ...ops.assemble import assemble
 from ...ops.layer_norm import layer_norm, swish_layer_norm

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.schema import CANDIDATE, CROSSES, HISTORY
+from ...data.streaming.features import CANDIDATE, CROSSES, HISTORY
 from ...ops.assemble import SHORTEST, UNIT
 from .config import ACTIONS, EPS, FEATURE_TABLES, DLRMv4Config
 from .hstu import HSTU, STULayer

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.schema import RATES
+from ...data.streaming.features import RATES
 from ...ops.arrange import native
 from .config import DLRMv4Config
 from .inputs import Inputs, form_of, from_arrays, plain, too_long

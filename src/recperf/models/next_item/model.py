@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...data.batch import JaggedFeatures
+from ...data.events.item_features import ItemValues
 from ...data.next_item_batches import SequenceBatch
-from ...data.yambda.item_features import ItemValues
 from ...measure.spans import span
 from ...ops import hstu_attention
 from ...ops.hstu_attention import Mask, RelativeBias

@@ -9,15 +9,7 @@ from typing import Any
 from ...measure.limit_kinds import LIMITS
 from ...measure.limits import NOT_JUDGED
 from ...measure.places import place_text
-from ...measure.records import (
-    Advice,
-    DividedOperator,
-    Experiment,
-    Explanation,
-    PartTime,
-    PlaceTime,
-    Verdict,
-)
+from ...measure.records import Advice, DividedOperator, Experiment, Explanation, PartTime, PlaceTime, Verdict
 from . import charts, timeline
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of

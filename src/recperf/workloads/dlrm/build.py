@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...data.batch import ClickBatch, JaggedFeatures
-from ...data.click_store.imported import ImportedClicks, open_clicks
 from ...data.order import ClickOrder
 from ...data.random_bags import RandomBags
+from ...data.rows.imported import ImportedClicks, open_clicks
 from ...distributed.ranks import current
 from ...errors import MachineError
 from ...execution.tables import placed_tables, table_share
@@ -45,14 +45,7 @@ from ...train.loop import Optimizer, Order, Recipe
 from ...train.optim import SparseRows, SplitOptimizer, make_dense
 from ...units import size
 from .. import division
-from ..clicks import (
-    CopiedOrder,
-    DLRMTrialState,
-    DrawnRows,
-    PreparedRows,
-    StoredRows,
-    largest_product,
-)
+from ..clicks import CopiedOrder, DLRMTrialState, DrawnRows, PreparedRows, StoredRows, largest_product
 from ..micro_dlrm.config import describe, require_tables
 from .config import (
     LESS,

@@ -18,14 +18,7 @@ from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_ste
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
 from ...tasks import CLICK_LABELS
-from ...train.config import (
-    PLAIN,
-    VALIDATION_SHARE,
-    DLRMTrainConfig,
-    FastConfig,
-    TargetConfig,
-    settings_for_rows,
-)
+from ...train.config import PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, TargetConfig, settings_for_rows
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -205,7 +198,7 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
     other clicks all but the data."""
     if config.data.source == "clicks":
         return replace(config, data=replace(config.data, path=dataset.folder))
-    from ...data.click_store.encode import read_manifest
+    from ...data.rows.encode import read_manifest
 
     assert dataset.folder is not None
     manifest, share = read_manifest(dataset.folder), 0.0
@@ -218,7 +211,7 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
 
 def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
     """The config for the listens of an event store as clicks."""
-    from ...data.click_store.from_events import clicks_of
+    from ...data.rows.from_events import clicks_of
 
     return on_clicks(config, clicks_of(dataset))
 
@@ -227,7 +220,7 @@ def resolve(config: DLRMWorkloadConfig) -> DLRMWorkloadConfig:
     """With imported clicks: the tables and the number of dense features that the data has."""
     if config.data.source != "clicks":
         return config
-    from ...data.click_store.imported import open_clicks
+    from ...data.rows.imported import open_clicks
 
     assert config.data.path is not None
     clicks = open_clicks(config.data.path, config.data.rows_split())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.yambda.loader import StreamOrder
+from ...data.streaming.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import SharedScores
 from ...execution.submission import Submission, micro_batch

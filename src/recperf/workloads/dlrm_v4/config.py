@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
-from ...data.yambda.config import HistoryConfig, Leftover, WindowConfig
-from ...data.yambda.schema import CROSSES, DAY_S
+from ...data.events.kinds import DAY_S
+from ...data.streaming.config import HistoryConfig, Leftover, WindowConfig
+from ...data.streaming.features import CROSSES
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
@@ -231,7 +232,7 @@ def on_events(config: DLRMv4WorkloadConfig, dataset: Dataset) -> DLRMv4WorkloadC
 def following(path: Path) -> DLRMv4WorkloadConfig:
     """The laptop's sizes and a recipe for own events: the last fifth is held out, the windows before it choose the
     epoch, sizes follow the data, and what a small log teaches is visible to the model from its first step."""
-    from ...data.yambda.reference import open_events
+    from ...data.known.opening import open_events
     from . import own_data
 
     config, store = laptop(), open_events(path)
@@ -258,7 +259,7 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
 
 def with_rows(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
     """With rows for all ids of the events; users share a row, and crosses have theirs by a hash, as before."""
-    from ...data.yambda.reference import open_events
+    from ...data.known.opening import open_events
 
     assert config.data.path is not None
     ids = {f"{role[:-1]}_id": one.lines + 1 for role, one in open_events(config.data.path).originals.items()}

@@ -16,16 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.events.kinds import DRAWN, LISTEN_PLUS
+from ...data.events.store import EventStore, Queries
+from ...data.known import event_files as catalogue
+from ...data.known.opening import open_events
+from ...data.known.yambda.yambda_like import of_size
 from ...data.order import Samples
-from ...data.yambda import catalogue
-from ...data.yambda.history import Histories
-from ...data.yambda.loader import StreamOrder
-from ...data.yambda.rates import MOST_COMPARED_EVENTS, RunningRates
-from ...data.yambda.reference import open_events
-from ...data.yambda.schema import DRAWN, LISTEN_PLUS, RATES
-from ...data.yambda.store import EventStore, Queries
-from ...data.yambda.windows import Users, WindowIndex
-from ...data.yambda.yambda_like import of_size
+from ...data.streaming.features import RATES
+from ...data.streaming.history import Histories
+from ...data.streaming.loader import StreamOrder
+from ...data.streaming.rates import MOST_COMPARED_EVENTS, RunningRates
+from ...data.streaming.windows import Users, WindowIndex
 from ...errors import DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
 from ...train.baselines import bias_logits, popularity, regression

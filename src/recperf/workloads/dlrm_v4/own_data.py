@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...data.yambda.config import HistoryConfig, Strategy, WindowConfig
-from ...data.yambda.rates import BYTES_AN_EVENT
-from ...data.yambda.schema import CROSSES, LIKE, LISTEN_PLUS, SKIP
-from ...data.yambda.store import EventStore
+from ...data.events.kinds import LIKE, LISTEN_PLUS, SKIP
+from ...data.events.store import EventStore
+from ...data.streaming.config import HistoryConfig, Strategy, WindowConfig
+from ...data.streaming.features import CROSSES
+from ...data.streaming.rates import BYTES_AN_EVENT
 from ...errors import notice_once
 from ...machine import available_bytes
 from ...models.dlrm_v4.config import DLRMv4Config

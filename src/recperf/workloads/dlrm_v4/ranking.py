@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.config import HistoryConfig
-from ...data.yambda.history import DAY_HOURS, HOUR_S, Histories
-from ...data.yambda.rates import MEANS, NEIGHBOUR_COLUMNS, Groups, RunningRates
-from ...data.yambda.schema import ANCHORS, DAY_S, DRAWN, HISTORY, LISTEN_PLUS, RATES
-from ...data.yambda.store import EventStore, Queries
+from ...data.events.kinds import ANCHORS, DAY_S, DRAWN, LISTEN_PLUS
+from ...data.events.store import EventStore, Queries
+from ...data.streaming.config import HistoryConfig
+from ...data.streaming.features import HISTORY, RATES
+from ...data.streaming.history import DAY_HOURS, HOUR_S, Histories
+from ...data.streaming.rates import MEANS, NEIGHBOUR_COLUMNS, Groups, RunningRates
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padded import PaddedDLRMv4, can_share, padded_inputs

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.rows import Ids, Table, pyarrow
-from ...data.yambda.history import Histories
-from ...data.yambda.item_features import titles_of
-from ...data.yambda.rates import PRECISION, PRIOR, RECENT
-from ...data.yambda.row_queries import RowQueries
-from ...data.yambda.schema import CROSSES, DRAWN, LISTEN_PLUS, RATES
-from ...data.yambda.store import Queries, originals
+from ...data.events.item_features import titles_of
+from ...data.events.kinds import DRAWN, LISTEN_PLUS
+from ...data.events.row_queries import RowQueries
+from ...data.events.store import Queries, originals
+from ...data.streaming.features import CROSSES, RATES
+from ...data.streaming.history import Histories
+from ...data.streaming.rates import PRECISION, PRIOR, RECENT
+from ...data.tables import Ids, Table, pyarrow
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ...execution.tables import placed_tables
 from ...models.dlrm_v4.inputs import Inputs, prepare

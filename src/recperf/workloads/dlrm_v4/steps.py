@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...data.batch import HistoryBatch
-from ...data.yambda.history import Histories
-from ...data.yambda.loader import StreamOrder, load
+from ...data.streaming.history import Histories
+from ...data.streaming.loader import StreamOrder, load
 from ...distributed.ranks import current
 from ...measure.spans import span
 from ...models.dlrm_v4.config import DLRMv4Config

@@ -189,8 +189,8 @@ def following(path: Path) -> HSTUConfig:
     held out by time."""
     import numpy as np
 
+    from ...data.known.opening import open_events
     from ...data.next_item import NextItemData, usual_split
-    from ...data.yambda.reference import open_events
 
     store = open_events(path)
     data = NextItemData.from_store(store)
@@ -218,8 +218,8 @@ def resolve(config: HSTUConfig) -> HSTUConfig:
     config = replace(config, train=replace(config.train, table_optimizer=config.optimizer))
     if config.data.path is None:
         return _embedded(config)
+    from ...data.known.opening import open_events
     from ...data.next_item import NextItemData
-    from ...data.yambda.reference import open_events
 
     data, model = NextItemData.from_store(open_events(config.data.path), config.data.split), config.model
     buckets = 0 if data.times_E is None else model.time_buckets

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.known.opening import open_events
 from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, histories
-from ...data.yambda.reference import open_events
 from ...distributed.balance import stride
 from ...distributed.ranks import current
 from ...errors import DataError

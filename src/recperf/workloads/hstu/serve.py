@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.events.item_features import titles_of
+from ...data.events.store import own_ids, own_name
 from ...data.next_item import Targets
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch
-from ...data.rows import Ids, Table, pyarrow
-from ...data.yambda.item_features import titles_of
-from ...data.yambda.store import own_ids, own_name
+from ...data.tables import Ids, Table, pyarrow
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...execution.tables import placed_tables

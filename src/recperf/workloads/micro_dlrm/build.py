@@ -20,13 +20,7 @@ from ...train.graph import GraphStep
 from ...train.loop import Optimizer
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from .. import division
-from ..clicks import (
-    DLRMTrialState,
-    PreparedRows,
-    StoredRows,
-    largest_product,
-    one_cycle_recipe,
-)
+from ..clicks import DLRMTrialState, PreparedRows, StoredRows, largest_product, one_cycle_recipe
 from .config import MicroDLRMConfig, bounds, planned, require_room, rows_of, step_cost
 
 

@@ -17,9 +17,9 @@ from ...tasks import BIASES, CLICK_LABELS
 from ...train.config import VALIDATION_SHARE, TableTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:
-    from ...data.click_store.imported import ImportedClicks
-    from ...data.clicks import Clicks
     from ...data.datasets import Dataset
+    from ...data.rows.clicks import Clicks
+    from ...data.rows.imported import ImportedClicks
     from ...planning.work import PlannedWorkload
     from ...runs.contract import Claim
 
@@ -74,7 +74,7 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     rows, and a config for other clicks keeps all but the data."""
     if config.data.has_clicks:
         return replace(config, data=replace(config.data, path=dataset.folder))
-    from ...data.click_store.encode import read_manifest
+    from ...data.rows.encode import read_manifest
 
     assert dataset.folder is not None
     manifest = read_manifest(dataset.folder)
@@ -88,7 +88,7 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
 
 def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     """The config for the listens of an event store as clicks."""
-    from ...data.click_store.from_events import clicks_of
+    from ...data.rows.from_events import clicks_of
 
     return on_clicks(config, clicks_of(dataset))
 
@@ -159,7 +159,7 @@ def rows_of(config: MicroDLRMConfig) -> ImportedClicks | Clicks:
 
 def imported(config: MovieLensConfig) -> ImportedClicks:
     """Imported clicks whose columns have one category in a row."""
-    from ...data.click_store.imported import open_clicks
+    from ...data.rows.imported import open_clicks
 
     assert config.path is not None
     clicks = open_clicks(config.path, config.rows_split())
@@ -171,8 +171,8 @@ def imported(config: MovieLensConfig) -> ImportedClicks:
 
 
 def ratings(config: MovieLensConfig) -> Clicks:
-    from ...data.catalogue import load
-    from ...data.clicks import Clicks
+    from ...data.known.movielens_files import load
+    from ...data.rows.clicks import Clicks
 
     return Clicks(load(config), config)
 

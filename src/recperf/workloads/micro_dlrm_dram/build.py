@@ -26,14 +26,7 @@ from ...train.device import Settings, choose, cpu_fixes
 from ...train.feeds import PlacedOrder
 from ...train.loop import Order
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
-from ..clicks import (
-    DLRMTrialState,
-    DrawnRows,
-    PreparedRows,
-    StoredRows,
-    largest_product,
-    one_cycle_recipe,
-)
+from ..clicks import DLRMTrialState, DrawnRows, PreparedRows, StoredRows, largest_product, one_cycle_recipe
 from ..micro_dlrm.config import ratings
 from .config import MicroDLRMDramConfig, bounds, check, estimate, hot_ids, ids_a_batch, resolved_rows, table_state
 

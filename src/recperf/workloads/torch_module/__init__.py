@@ -119,8 +119,8 @@ def on_sequences(config: ItemModuleConfig, dataset: Dataset) -> ItemModuleConfig
     changed = replace(config, data=replace(config.data, path=dataset.folder))
     if config != type(config)():
         return changed
+    from ...data.known.opening import open_events
     from ...data.next_item import NextItemData, usual_split
-    from ...data.yambda.reference import open_events
 
     store = open_events(dataset.folder)
     training = training_for(NextItemData.from_store(store))

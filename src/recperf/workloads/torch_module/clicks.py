@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...data.batch import ClickBatch
-from ...data.click_store.imported import ImportedClicks, open_clicks
-from ...data.clicks import Clicks
 from ...data.order import ClickOrder
+from ...data.rows.clicks import Clicks
+from ...data.rows.imported import ImportedClicks, open_clicks
 from ...measure.spans import span
 from .. import division
 from ..clicks import ClickTrialState, CopiedOrder, PreparedRows, StoredRows

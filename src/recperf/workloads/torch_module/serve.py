@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...data.batch import ClickBatch
-from ...data.clicks import Clicks
 from ...data.next_item_batches import SequenceBatch
+from ...data.rows.clicks import Clicks
 from ...execution.serving import Export, Served
 from ...execution.workload import load
 from ...train.device import choose

@@ -1,0 +1,164 @@
+"""Convert the table `raw` to the table `events`: numbered ids, seconds, and whether they are positive."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...files import sha256, writing
+from ...stop import poll
+from ..files.file import Source
+from ..files.formats import LIST_MARK
+from ..files.raw_rows import RawRows
+from ..files.text_rows import BadRows
+from ..files.values import RESTART, column_types, fetch_row, is_integer, is_text, present
+from .manifest import Originals
+from .options import ImportOptions
+
+OPTIONAL_ROLES = ("artist", "album")
+ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
+_AT_ONCE = 1 << 16
+_INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
+
+
+def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRows) -> ImportOptions:
+    """Create the table `events`: row, user_id, item_id, seconds, positive, and artist_id, album_id if any.
+
+    Rows that do not fit are left out as far as `bad` allows. Returns the options with the unit of times and the least
+    positive rating of the file.
+    """
+    if "genres" in column_types(connection, "raw"):
+        _group_genres(connection)
+    raw = RawRows(connection, source, options, bad)
+    values = {"seconds": _order(options), "positive": "true"}
+    # In the order in which the faults of one row are reported.
+    for role in ("user", "item"):
+        values[f"{role}_id"] = _id(raw, role)
+    if "time" in raw.kinds:
+        time, unit = raw.time("time", first=0)
+        values["seconds"] = f"({time} // 1000000)::UINTEGER"
+        options = replace(options, time_unit=unit)
+    if options.signal is not None:
+        is_rating = options.signal == "rating"
+        values["positive"], threshold = raw.positive(
+            options.signal, options.columns[options.signal], is_rating=is_rating
+        )
+        options = replace(options, positive_from=threshold)
+    values |= {f"{role}_id": _id(raw, role) for role in OPTIONAL_ROLES if role in raw.kinds}
+    raw.leave_out()
+    raw.count()
+    selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
+    connection.execute(f"CREATE TABLE events AS SELECT rowid AS row, {selected} FROM raw")
+    connection.execute("DROP TABLE raw")
+    return options
+
+
+def _group_genres(connection: Any) -> None:
+    """Replace the column of genres by an artist, the first of them, and an album, the set of all, where `raw` has none.
+
+    Values are separated by |, or where none has one by semicolons, else commas. There are far fewer
+    different texts than rows.
+    """
+    text = "regexp_replace(value, '^\\[|\\]$', '', 'g')"
+    connection.execute('CREATE TABLE texts AS SELECT DISTINCT "genres"::VARCHAR AS value FROM raw')
+    separators = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
+    bars, semicolons = fetch_row(connection, f"SELECT {separators} FROM texts")
+    mark = LIST_MARK if bars else ";" if semicolons else ","
+    # Quotes are those of a list that a program printed.
+    trimmed = "lambda genre: trim(genre, ' ''\"')"
+    genres = f"list_filter(list_transform(string_split({text}, '{mark}'), {trimmed}), lambda genre: genre <> '')"
+    album = f"nullif(array_to_string(list_sort(list_distinct(genres)), '{LIST_MARK}'), '')"
+    connection.execute(
+        f"CREATE TABLE sets AS SELECT value, genres[1] AS artist, {album} AS album "
+        f"FROM (SELECT value, {genres} AS genres FROM texts)"
+    )
+    missing = [role for role in OPTIONAL_ROLES if role not in column_types(connection, "raw")]
+    added = "".join(f", sets.{role}" for role in missing)
+    connection.execute(
+        f'CREATE TABLE grouped AS SELECT raw.* EXCLUDE ("genres"){added} '
+        'FROM raw LEFT JOIN sets ON raw."genres"::VARCHAR = sets.value ORDER BY raw.rowid'
+    )
+    for statement in ("DROP TABLE raw", "DROP TABLE texts", "DROP TABLE sets", "ALTER TABLE grouped RENAME TO raw"):
+        connection.execute(statement)
+
+
+def _order(options: ImportOptions) -> str:
+    """SQL for what stands in for the time where the file has none: the number of the row in the file, or in a random
+    order. Sequences of items end together: the last item of every user is the latest."""
+    if options.sequences:
+        longest = 'SELECT max(events) FROM (SELECT count(*) AS events FROM raw GROUP BY "user")'
+        return f'(({longest}) - row_number() OVER (PARTITION BY "user" ORDER BY rowid DESC))::UINTEGER'
+    if options.order == "rows":
+        return "rowid::UINTEGER"
+    key = f"md5_number_lower('{options.seed}:' || rowid)"
+    return f"(row_number() OVER (ORDER BY {key}, rowid) - 1)::UINTEGER"
+
+
+def _id(raw: RawRows, role: str) -> str:
+    """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text. An artist or
+    album may be missing."""
+    kind, value = raw.kinds[role], f'"{role}"'
+    if kind in ("FLOAT", "DOUBLE"):
+        value = f"CASE WHEN NOT isnan({value}) THEN {value} END"
+    there = value = present(value) if is_text(kind) else value
+    number = not is_text(kind)
+    if is_text(kind):
+        is_integer_id = f"regexp_full_match({value}, '{_INTEGER_ID}')"
+        number = raw.row(f"bool_and({is_integer_id}) FROM raw")[0] is not False
+        value = f"CASE WHEN {is_integer_id} THEN {value} END" if number else value
+    elif kind in ("FLOAT", "DOUBLE"):
+        value = f"CASE WHEN {value} = floor({value}) THEN {value} END"
+    elif not is_integer(kind):
+        value = "NULL"
+    value = f"TRY_CAST({value} AS BIGINT)" if number else value
+    wrong = f"({value} IS NULL" + (f" AND {there} IS NOT NULL)" if role in OPTIONAL_ROLES else ")")
+    raw.refuse(wrong, role, role, "text or an integer below 2**63", "remove that row, or store the ids as text")
+    return value
+
+
+def number_ids(connection: Any, role: str, path: Path) -> Originals:
+    """Replace a role's ids in `events` by 1, 2 and so on in ascending order; the table `<role>_ids` has both.
+
+    The file gets one JSON value per line, so that line k has what id k was.
+    """
+    connection.execute(
+        f"CREATE TABLE {role}_ids AS SELECT value, (row_number() OVER ())::UINTEGER AS id FROM "
+        f"(SELECT DISTINCT {role}_id AS value FROM events WHERE {role}_id IS NOT NULL ORDER BY value)"
+    )
+    connection.execute(
+        f"CREATE TABLE numbered AS SELECT events.* REPLACE (id AS {role}_id) "
+        f"FROM events LEFT JOIN {role}_ids ON value = {role}_id"
+    )
+    connection.execute("DROP TABLE events")
+    connection.execute("ALTER TABLE numbered RENAME TO events")
+    lines, encode = 0, json.JSONEncoder(ensure_ascii=False).encode
+    kind = "text" if column_types(connection, f"{role}_ids")["value"] == "VARCHAR" else "number"
+    result = connection.execute(f"SELECT value FROM {role}_ids ORDER BY id")
+    with writing(path, fix=RESTART), path.open("wb") as file:
+        while values := result.fetchmany(_AT_ONCE):
+            poll()
+            lines += len(values)
+            file.write("".join(f"{encode(value)}\n" for (value,) in values).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return Originals(file=path.name, lines=lines, kind=kind, sha256=sha256(path))
+
+
+def catalogue(connection: Any) -> NDArray[np.uint32]:
+    """The artist and album of every item: of several the last in the file counts."""
+    catalogue_I2 = np.zeros((fetch_row(connection, "SELECT max(item_id) FROM events")[0] + 1, 2), np.uint32)
+    stored = column_types(connection, "events")
+    for position, role in enumerate(OPTIONAL_ROLES):
+        if f"{role}_id" in stored:
+            last = f"SELECT item_id, arg_max({role}_id, row)::UINTEGER FROM events"
+            query = f"{last} WHERE {role}_id IS NOT NULL GROUP BY item_id"
+            for batch in connection.sql(query).to_arrow_reader(_AT_ONCE):
+                item, group = (column.to_numpy() for column in batch.columns)
+                catalogue_I2[item, position] = group
+    return catalogue_I2

@@ -1,0 +1,1 @@
+"""Datasets that recperf knows by name: how a download becomes ratings or events."""

@@ -1,0 +1,1 @@
+"""Yambda, listening events: its download, its raw files, and synthetic events like it."""

@@ -1,0 +1,144 @@
+"""Ratings as a click-prediction task: the split into training and validation rows, and the features of every row.
+
+A row is a click when its rating is 4 or 5. No feature depends on a label: a user's mean label over the other training
+rows is lower exactly where the label of the row is 1, which tells it to a model that knows the user. Counts are of
+training rows, and every scaling is a constant written here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from ..config import SplitConfig
+from ..known.movielens import MovieLens
+from ..tables import Rows, Split, SplitRows
+
+Ints = NDArray[np.int64]
+Marks = NDArray[np.bool_]
+
+
+class Clicks(SplitRows):
+    """Ratings as click rows. An id that no training row has is 0."""
+
+    def __init__(self, ratings: MovieLens, config: SplitConfig) -> None:
+        valid_N = split_rows(ratings, config)
+        sparse = ratings.id_features()
+        features = dense_features(ratings, *(training_rows(ids, valid_N) for ids in (ratings.user, ratings.item)))
+        self.ratings, self.config = ratings, config
+        self.keys, self.dense_names = tuple(sparse), tuple(features)
+        self.slots = (1,) * len(sparse)
+        self.table_rows = tuple(rows for _, rows in sparse.values())
+        """Rows that the table of each sparse feature needs: its largest possible id + 1."""
+        self.rows = Rows(
+            np.stack(list(features.values()), axis=1).astype(np.float32),
+            np.stack([_known_in_training(ids, valid_N) for ids, _ in sparse.values()], axis=1).astype(np.int32),
+            ratings.liked.astype(np.uint8),
+        )
+        train_N = np.flatnonzero(~valid_N)
+        self.index = {"train": train_N, "valid": np.flatnonzero(valid_N), "fit": train_N, "choose": train_N[:0]}
+
+    def _at(self, index: Ints) -> Rows:
+        return self.rows.take(index)
+
+    def labels(self, split: Split) -> NDArray[np.uint8]:
+        return self.rows.labels_N[self.index[split]]
+
+    def role_ids(self, role: str, split: Split) -> Ints:
+        """As numbered in the data, also those that no training row has."""
+        ids_N: Ints = getattr(self.ratings, role)[self.index[split]]
+        return ids_N
+
+    def times(self, split: Split) -> Ints:
+        return self.ratings.timestamp[self.index[split]]
+
+    def verified(self) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the data for a result."""
+        return {
+            "name": self.ratings.name,
+            "digest": self.ratings.digest,
+            "rows": len(self.rows),
+            "train_rows": self.count("train"),
+            "valid_rows": self.count("valid"),
+            "split": self.config.split,
+            "synthetic": self.ratings.synthetic,
+            "features": list(self.dense_names),
+        }
+
+
+def dense_features(data: MovieLens, of_user: Ints, of_item: Ints) -> dict[str, NDArray[Any]]:
+    """Numbers about every rating, by name, those of its user first; `of_user` and `of_item` count training rows."""
+    return {
+        **data.user_features(),
+        "user count": np.log1p(of_user) / 5.0,
+        "item count": np.log1p(of_item) / 5.0,
+        **data.item_features(),
+    }
+
+
+def split_rows(data: MovieLens, config: SplitConfig) -> Marks:
+    """Mark the validation rows; the answer never depends on a rating's value."""
+    return mark_validation(config, name=data.name, rows=len(data.user), users=data.user, times=data.timestamp)
+
+
+def mark_validation(
+    config: SplitConfig, *, name: str, rows: int, users: Ints | None = None, times: NDArray[Any] | None = None
+) -> Marks:
+    """Mark the validation rows among rows with a user and a time each, where those are known.
+
+    Rows of the same time, or without one, count in the order of the file.
+    """
+    if config.split in ("last", "cold") and users is None:
+        what = f"split {config.split!r} needs a user column, which {name} does not have"
+        raise DataError(what, fix="import it with --user COLUMN, or --data.split random")
+    times = np.zeros(rows) if times is None else times
+    valid = np.zeros(rows, dtype=np.bool_)
+    generator = np.random.Generator(np.random.PCG64(config.split_seed))
+    if config.split == "random":
+        valid[generator.permutation(rows)[: round(config.holdout * rows)]] = True
+    elif config.split == "time":
+        valid[np.argsort(times, kind="stable")[rows - round(config.holdout * rows) :]] = True
+    elif config.split == "cold":
+        assert users is not None
+        known = np.unique(users)
+        valid = np.isin(users, known[generator.permutation(len(known))[: round(config.holdout * len(known))]])
+    else:
+        assert users is not None
+        valid = _last_of_each_user(users, times, config)
+    empty = "train" if valid.all() else "validate" if not valid.any() else None
+    if empty:
+        size = f"{rows:,} rows" + (f" of {len(np.unique(users)):,} users" if users is not None else "")
+        raise DataError(
+            f"split {config.split!r} with holdout {config.holdout} leaves no row to {empty} on ({size})",
+            where={"data": name},
+            fix="use more rows, another data.split or another data.holdout",
+        )
+    return valid
+
+
+def _last_of_each_user(users: Ints, times: NDArray[Any], config: SplitConfig) -> Marks:
+    size = len(users)
+    order = np.lexsort((np.arange(size), times, users))
+    count = np.bincount(users)
+    end = np.cumsum(count)
+    from_end = end[users[order]] - np.arange(size)
+    held = np.minimum(np.floor(count * config.holdout + 0.5).astype(np.int64), np.maximum(count - 1, 0))
+    valid = np.zeros(size, dtype=np.bool_)
+    valid[order] = from_end <= held[users[order]]
+    return valid
+
+
+def _known_in_training(ids: Ints, valid: Marks) -> Ints:
+    known = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
+    known[ids[~valid]] = True
+    return np.where(known[ids], ids, 0)
+
+
+def training_rows(ids: Ints, valid: Marks) -> Ints:
+    """For each row, the number of training rows with its id."""
+    return np.asarray(np.bincount(ids[~valid], minlength=int(ids.max()) + 1)[ids])

@@ -1,0 +1,1 @@
+"""Windows of a stream of events, the histories of their users, and batches: what dlrm-v4 trains on."""
