@@ -170,10 +170,11 @@ def lanes(device: str, times: int) -> list[Lane]:
     )
     pair = [["pair", "micro-dlrm-dram", *on], ["sweep", "micro-dlrm", *on, "--model.dim", "8,16,32"]]
     made.append(Lane("commands", "pair and sweep", [Command(words) for words in pair]))
-    for name in ("micro-dlrm", "dlrm experiment", "dlrm-v4"):
+    torchrec = ("torchrec", "fbgemm_gpu")
+    for name, needs in {"micro-dlrm": torchrec, "dlrm experiment": torchrec, "dlrm-v4": torchrec, "hstu": ()}.items():
         words = ["run", *workloads[name], *on, "--train.max-steps", "40"]
         ranked = [Command([*words, "--run-dir", f"ranks-{turn}"], {0, 5}, ranks=2) for turn in range(2)]
-        made.append(Lane("ranks", f"two ranks of {name}", ranked, needs=("torchrec", "fbgemm_gpu")))
+        made.append(Lane("ranks", f"two ranks of {name}", ranked, needs=needs))
     return made
 
 

@@ -158,8 +158,8 @@ def test_settings_are_compared_on_some_validation_targets(monkeypatch: pytest.Mo
         def good(targets: Targets) -> torch.Tensor:
             return torch.tensor([1.0, 1, 1, 2, 0]).expand(len(targets), -1)
 
-        assert next_item._best(data, [bad, good]) is good
-        assert next_item._best(data, [good, bad]) is good
+        assert next_item.best(data, [bad, good]) is good
+        assert next_item.best(data, [good, bad]) is good
         assert asked == 2 * expected
 
 

@@ -148,7 +148,7 @@ def judge(pairs: list[tuple[Profile, Profile]], least_gate: float) -> Judgement:
         before, after = (TimedPart(ms=pooled(side), share=share) for side in spreads)
         changes.append(changed(name, before, after))
         gates[changes[-1].name] = max(least_gate, *(variation(side) for side in spreads))
-    slower = [one for one in changes if one.beyond(gates[one.name])]
+    slower = [one for one in changes if one.exceeds(gates[one.name])]
     if slower:
         listed = ", ".join(f"{component(one.name)} {one.text}" for one in slower)
         return Judgement("slower", listed, changes, gates, len(quiet))
