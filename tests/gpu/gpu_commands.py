@@ -168,6 +168,17 @@ def lanes(device: str, times: int) -> list[Lane]:
     made.append(
         Lane("commands", "profiles", [Command([*profiled, "--try-fixes"]), Command([*profiled, "--save-trace"])])
     )
+    entry_points = "[recperf.workloads]\nwide-and-deep = wide_and_deep:WIDE_AND_DEEP\ngru4rec = gru4rec:GRU4REC\n"
+    modules = {f"{name}.py": (ROOT / "examples" / f"{name}.py").read_text() for name in ("wide_and_deep", "gru4rec")}
+    metadata = {"METADATA": "Metadata-Version: 2.1\nName: own\nVersion: 0.1\n", "entry_points.txt": entry_points}
+    made.append(
+        Lane(
+            "commands",
+            "torch modules",
+            [Command(["run", name, *on]) for name in ("wide-and-deep", "gru4rec") for _ in range(2)],
+            files={**modules, **{f"own-0.1.dist-info/{name}": text for name, text in metadata.items()}},
+        )
+    )
     pair = [["pair", "micro-dlrm-dram", *on], ["sweep", "micro-dlrm", *on, "--model.dim", "8,16,32"]]
     made.append(Lane("commands", "pair and sweep", [Command(words) for words in pair]))
     torchrec = ("torchrec", "fbgemm_gpu")
@@ -188,6 +199,7 @@ def folder_of(lane: Lane, ceilings: Path) -> Iterator[tuple[Path, dict[str, str]
         if ceilings.exists():
             shutil.copytree(ceilings, machines)
         for file, text in lane.files.items():
+            (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text(text)
         path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
         caches = {"RECPERF_HOME": "home", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
