@@ -18,8 +18,11 @@ pytestmark = [
 
 
 def on_gpu(prepared: Any, **train: Any) -> Any:
-    config = prepared.config
-    return type(prepared)(replace(config, train=replace(config.train, device="cuda", **train)))
+    config = replace(prepared.config, train=replace(prepared.config.train, device="cuda", **train))
+    if hasattr(config, "fast"):
+        # The products of dlrm are bfloat16 by default.
+        config = replace(config, fast=replace(config.fast, precision="float32"))
+    return type(prepared)(config)
 
 
 @pytest.mark.parametrize("rule", RULES)
