@@ -145,8 +145,8 @@ def run(
     """Train a workload as `recperf run` does, and return the run when it is trained.
 
     `dataset` is what `recperf.dataset` returns, or the name of one. `fields` are those of the config, in dicts by
-    section as in config.json: `train={"epochs": 3}, data={"split": "leave-one-out"}, seed=7`; as `data` a dataset may be
-    named too, and `data_fields` are the fields of that section then. With Ctrl-C the
+    section as in config.json: `train={"epochs": 3}, data={"split": "leave-one-out"}, seed=7`; `data` may also name the
+    dataset, and `data_fields` are the fields of that section then. With Ctrl-C the
     training is saved and the run returned, to be resumed: its `finished` is False. A missed target is no error:
     `run.result.quality.met` says so. `ranks` starts so many processes on this host; in a program that torchrun started,
     its processes are the ranks, and each gets the run.

@@ -115,13 +115,12 @@ def test_defaults_follow_the_data(store: EventStore) -> None:
     prepared = PreparedHistories(config)
     assert prepared.data["rows"] == EVENTS
     assert prepared.data["valid_rows"] == pytest.approx(EVENTS / 5, rel=0.2)
-    scored, trained = (
-        store.times_E[np.concatenate([prepared.index.anchors(window) for window in windows])]
-        for windows in (prepared.holdout, prepared.train_windows)
+    assert prepared.validation is not None
+    trained, chosen, scored = (
+        store.times_E[np.concatenate([prepared.index.anchors(window, part.users) for window in part.windows])]
+        for part in (prepared.fitted, prepared.validation, prepared.holdout)
     )
-    assert trained.max() < scored.min()
-    assert prepared.train_windows.stop == prepared.validation.start
-    assert prepared.validation.stop == prepared.holdout.start
+    assert trained.max() < chosen.min() <= chosen.max() < scored.min()
 
 
 def test_rates_know_only_the_past(store: EventStore) -> None:
@@ -237,9 +236,10 @@ def test_a_run_on_own_events(
 ) -> None:
     monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
     command = ["run", "dlrm-v4", "--data", str(store.folder), "--json", "--no-peaks", "--no-report"]
-    assert main(
-        [*command, "--run-dir", str(tmp_path / "run"), "--data.holdout-windows", "30", "--train.epochs", "2"]
-    ) in (0, 5)
+    assert main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout", "0.3", "--train.epochs", "2"]) in (
+        0,
+        5,
+    )
     result = json.loads(capsys.readouterr().out)
     quality = result["quality"]
     running = {"running_means", "item_knn", "gradient_boosting", "rates_regression"}
@@ -254,7 +254,7 @@ def test_a_run_on_own_events(
     kept = min(json.loads(line)["validation_log_loss"] for line in metric_lines(tmp_path / "run"))
     assert quality["metrics"]["validation_log_loss"] == kept
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
-    assert saved["data"]["holdout_windows"] == 30
+    assert (saved["data"]["split"], saved["data"]["holdout"]) == ("time", 0.3)
     assert saved["data"]["history"]["strategy"] == "last-n"
 
 

@@ -38,7 +38,7 @@ from .config import WindowConfig
 
 Users = Literal["all", "train", "held-out", "fit", "choose"]
 """Whose anchors. Without cuts: those of all users, of training users, of held-out ones. With cuts: all anchors, those
-before the held-out ones, the held-out ones; and of those before them the ones to train on and to choose the epoch by."""
+before the held-out ones, the held-out ones; of those before them the ones to train on, and to choose the epoch by."""
 Longs = NDArray[np.int64]
 
 FORMAT, VERSION = "recperf-windows", 2
