@@ -30,7 +30,6 @@ from recperf.train.metrics import auc
 from recperf.workloads.click_candidates import imported_logits, scored_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
-from recperf.workloads.dlrm_v4.data import validated
 from recperf.workloads.micro_dlrm import config as micro_dlrm
 from recperf.workloads.micro_dlrm.config import imported
 
@@ -285,13 +284,6 @@ def test_a_small_log(
         assert quality["metrics"]["auc"] > log.possible_auc() - 0.04
         # Those that do not know the last item cannot know the label.
         assert max(auc for name, auc in rules.items() if name != "gradient_boosting") < log.possible_auc() - 0.1
-
-
-def test_windows_that_choose_the_epoch_have_anchors() -> None:
-    """Also where most windows are empty: events at a few moments."""
-    counts_W = np.zeros(99, np.int64)
-    counts_W[[0, 33, 66]] = 600
-    assert validated(0.1, counts_W) == (range(66), range(66, 99))
 
 
 def test_a_blend_weighs_by_what_each_side_predicts() -> None:

@@ -24,6 +24,7 @@ from ..datasets import Dataset
 from ..events import item_features
 from ..events.kinds import DAY_S
 from ..events.store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, verify
+from ..split import record
 from ..split.events import of_events
 from ..streaming.config import HistoryConfig, WindowConfig
 from ..streaming.windows import NoAnchors, WindowIndex
@@ -113,6 +114,7 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
             originals(store.folder, role)
         files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
         files += [item_features.FILE] * (item_features.read_items(store) is not None)
+        files += [record.FILE] * (record.read(store.folder, store.digest) is not None)
     return {
         "folder": str(store.folder),
         "layout": store.layout,

@@ -21,7 +21,7 @@ from ..datasets import KINDS
 from ..files import values as sql
 from ..files.text_rows import SkippedRows
 from ..files.values import NOT_USED, column_types, fetch_row
-from ..split.record import moment
+from ..split.record import moment, read
 from ..tables import optional_package, pyarrow
 from .columns import Arrays, Layout, StoredVocabulary, Vocabulary, as_text, denoted, open_arrays, read_vocabulary
 
@@ -159,6 +159,7 @@ def check(folder: Path) -> dict[str, object]:
     for column in open_arrays(folder, manifest.arrays, manifest.layout, manifest.rows).values():
         column.require(0, len(column))
     StoredColumns.of(folder, manifest)
+    read(folder, manifest.digest)
     return {"name": manifest.name, "folder": str(folder), "intact": True, "rows": manifest.rows}
 
 

@@ -1,4 +1,5 @@
-"""What decides a split and what it comes to, the file of a dataset's split, and boundaries in time.
+"""What decides a split and what it comes to, the file of a dataset's split, and boundaries in time. Imports nothing
+heavy: records of runs are read with it.
 
 Shapes: N times.
 """
@@ -12,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ...errors import ConfigError, DataError
 from ...files import write_json
 from ...jsonfile import Struct, as_json, read_sealed, sealed
 from ..config import SPLIT_FIELDS, EventSplitOptions, SplitKind, SplitOptions, moment_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FILE, FORM = "split.json", ("recperf-split", 1)
 HELD_OUT, SEED = 0.2, 42
@@ -152,7 +153,7 @@ def decided(options: EventSplitOptions, of_dataset: Callable[[], SplitOptions]) 
     """What a run divides by: its options, and for what they leave open that of the dataset, which is read only then."""
     kind = options.split or ("time" if options.boundary else of_dataset().split)
     if kind == "leave-one-out":
-        if options.holdout is not None:
+        if options.split is None and options.holdout is not None:
             what = f"holdout is {options.holdout:g}, but leave-one-out holds out one event of each user"
             raise ConfigError(what, where={"field": "data.holdout"}, fix="leave it out, or choose split time")
         return SplitOptions(split=kind)
@@ -180,6 +181,8 @@ def with_split(config: T, split: Decided | None) -> T:
 
 def latest(times_N: NDArray[Any], share: float) -> int | None:
     """The time from which on about this share of times lies; None if all of them are the same."""
+    import numpy as np
+
     count = min(max(1, round(share * len(times_N))), len(times_N))
     begin = np.partition(times_N, len(times_N) - count)[len(times_N) - count] if len(times_N) else 0
     later_N = times_N[times_N > begin] if len(times_N) and begin == times_N.min() else [begin] * bool(len(times_N))
