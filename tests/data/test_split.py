@@ -10,7 +10,7 @@ import pytest
 
 from recperf.data.config import SplitOptions, moment_of
 from recperf.data.split import record
-from recperf.data.split.record import Counts, Split, boundaries, decided, latest
+from recperf.data.split.record import Counts, Ids, Split, boundaries, decided, latest
 from recperf.data.split.rows import RowSplit
 from recperf.errors import ConfigError, DataError, RecperfError
 
@@ -93,9 +93,9 @@ def test_counts_of_what_is_held_out_and_new() -> None:
     split = rows(split="time", holdout=0.4)
     assert np.flatnonzero(split.valid_N).tolist() == [3, 6, 8, 9]
     assert np.flatnonzero(split.chooses_N).tolist() == [7]
-    assert split.record.held_out == Counts(4, 4, 4)
+    assert split.record.held_out == Counts(rows=4, users=4, items=4)
     # User 4, and items 4, 5 and 6.
-    assert split.record.unseen == Counts(3, 1, 3)
+    assert split.record.unseen == Ids(users=1, items=3)
     text = "time, 4 of 10 rows from 518,400 on, of 4 users; unseen in training: 1 user, 3 items"
     assert split.record.text == text
     last = rows(split="last", holdout=0.3)

@@ -40,8 +40,8 @@ class EventSplitOptions:
     """What is held out of events; None: what the dataset's split says."""
 
     split: Literal["time", "leave-one-out"] | None = None
-    """What is held out. time: all events from a boundary on. leave-one-out: each user's last event; the one before it
-    chooses the epoch. Default: that of the dataset, which is time where it has times."""
+    """What is held out: time, all events from a boundary on, or leave-one-out, each user's last event. Default: that of
+    the dataset, time where it has times."""
     holdout: float | None = None
     """Share that is held out: of the events or rows, or with split cold of the users. Default: the dataset's, 0.2."""
     boundary: str | None = None
@@ -64,9 +64,9 @@ class SplitOptions(EventSplitOptions):
     """What is held out of events, or of rows with a label."""
 
     split: SplitKind | None = None  # type: ignore[assignment]
-    """What is held out. time: everything from a boundary on. Of events also leave-one-out: each user's last event. Of
-    rows with a label also random rows, the last rows of each user, or, with cold, all rows of some users. Default: that
-    of the dataset, which is time where it has times."""
+    """What is held out: time, everything from a boundary on; of events also leave-one-out, each user's last event; of
+    rows with a label also random rows, the last rows of each user, or cold, all rows of some users. Default: that of
+    the dataset, time where it has times."""
     split_seed: int | None = None
     """Seed of the random and cold splits. Default: the dataset's, 42."""
 

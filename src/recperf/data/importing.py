@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import locations
-from ..errors import DataError, UsageError
+from ..errors import ConfigError, DataError, UsageError
 from ..files import writing
 from ..folders import alone
 from . import datasets
@@ -71,7 +71,7 @@ def _described(options: Any, split: SplitOptions, folder: Path, progress: Progre
         facts = import_dataset(options, folder, progress=progress)
     try:
         divided = divide(datasets.at(Path(facts["folder"])), split, write=facts["imported"] or split.given)
-    except DataError:
+    except (ConfigError, DataError):
         if facts["imported"]:
             shutil.rmtree(folder.expanduser())
         raise

@@ -17,11 +17,11 @@ from ...errors import DataError
 from ..config import EventSplitOptions, SplitOptions
 from ..events.kinds import ACTION_BITS, ANCHORS, DRAWN, LIKE, LISTEN_PLUS
 from ..events.store import EventStore
-from .record import HELD_OUT, Counts, Split, boundaries, decided, facts_of, of_dataset
+from .record import HELD_OUT, Counts, Ids, Split, boundaries, decided, facts_of, of_dataset
 
 LEAST_TAKEN = 3
 """Leave-one-out holds out nothing of users who took fewer items: one is to train, one to validate and one to test."""
-POSITIVE = LISTEN_PLUS | LIKE
+POSITIVE_BITS = LISTEN_PLUS | LIKE
 _CHUNK = 1 << 20
 
 Longs = NDArray[np.int64]
@@ -117,7 +117,7 @@ class EventSplit:
         else:
             validation_U, held_out_U = self.cuts
             low_U, high_U = (held_out_U, end_U) if part == "valid" else (validation_U, held_out_U)
-            position_U = outermost(low_U, high_U, 1, lambda at: (self.store.kinds(at) & POSITIVE) > 0)
+            position_U = outermost(low_U, high_U, 1, lambda at: (self.store.kinds(at) & POSITIVE_BITS) > 0)
             # Nothing can be predicted from no history.
             position_U = np.where(outermost(first_U, position_U, -1, self.taken) >= 0, position_U, -1)
         users_N = np.flatnonzero(position_U >= 0)
@@ -128,7 +128,7 @@ class EventSplit:
         share says were not taken, and without drawn negatives. A rating of any height counts."""
         imported = self.store.imported
         labelled = imported is None or imported.options.label is not None
-        return np.asarray((self.store.kinds(which) & np.uint8(POSITIVE if labelled else ACTION_BITS)) > 0)
+        return np.asarray((self.store.kinds(which) & np.uint8(POSITIVE_BITS if labelled else ACTION_BITS)) > 0)
 
     def beyond(self, cut_U: Longs, part: slice) -> Marks:
         """Which of consecutive events lie at or after their user's cut."""
@@ -149,7 +149,8 @@ class EventSplit:
         for part in self._parts():
             labelled_E = (self.store.kinds(part) & np.uint8(ANCHORS)) > 0
             held_out_E, later_E = self.beyond(held_out_U, part), self.beyond(choosing_U, part)
-            target_E = np.isin(np.arange(part.start, part.stop), targets_N)
+            target_E = np.zeros(len(labelled_E), np.bool_)
+            target_E[targets_N[slice(*np.searchsorted(targets_N, [part.start, part.stop]))] - part.start] = True
             marks.append([one[labelled_E] for one in (held_out_E, later_E & ~held_out_E, target_E)])
         held_out_N, chooses_N, target_N = (np.concatenate(columns) for columns in zip(*marks))
         return held_out_N, chooses_N, target_N
@@ -167,11 +168,6 @@ class EventSplit:
             in_training_I[items_E[happened_E & ~after_E]] = True
             held_out_I[items_E[happened_E & after_E]] = True
             rows, held_out = rows + int(happened_E.sum()), held_out + int((happened_E & after_E).sum())
-        unseen_I, unseen_rows = held_out_I & ~in_training_I, 0
-        for part in self._parts() if unseen_U.any() or unseen_I.any() else ():
-            after_E = self._happened(part) & self.held_out(part)
-            users_E = store.users_of(np.arange(part.start, part.stop)[after_E])
-            unseen_rows += int((unseen_U[users_E] | unseen_I[store.items_at(part)[after_E]]).sum())
         return Split.made(
             self.options,
             None if self.moments is None else [at and at * 10**6 for at in self.moments],
@@ -179,8 +175,8 @@ class EventSplit:
             of="events",
             has_times=store.time_order == "time",
             rows=rows,
-            held_out=Counts(held_out, int(after_U.sum()), int(held_out_I.sum())),
-            unseen=Counts(unseen_rows, int(unseen_U.sum()), int(unseen_I.sum())),
+            held_out=Counts(rows=held_out, users=int(after_U.sum()), items=int(held_out_I.sum())),
+            unseen=Ids(users=int(unseen_U.sum()), items=int((held_out_I & ~in_training_I).sum())),
         )
 
     def facts(self, note: str) -> dict[str, Any]:

@@ -41,12 +41,17 @@ class Decided(Protocol):
         """What decides it; they leave nothing open."""
 
 
-class Counts(Struct):
-    """How many rows or events there are, and of how many users and items; None where these are not known."""
+class Ids(Struct, kw_only=True):
+    """How many users and items there are; None where they are not known."""
 
-    rows: int
     users: int | None
     items: int | None
+
+
+class Counts(Ids, kw_only=True):
+    """How many rows or events there are, and of how many users and items."""
+
+    rows: int
 
 
 class Split(Struct, kw_only=True):
@@ -71,8 +76,8 @@ class Split(Struct, kw_only=True):
     rows: int
     """All rows, or all events of the imported file."""
     held_out: Counts
-    unseen: Counts
-    """Held-out users and items without a row that is not held out, and the held-out rows that have such."""
+    unseen: Ids
+    """Those of them without a row that is not held out."""
 
     @staticmethod
     def made(options: SplitOptions, moments: Sequence[int | None] | None, **facts: Any) -> Split:
@@ -183,10 +188,15 @@ def latest(times_N: NDArray[Any], share: float) -> int | None:
     """The time from which on about this share of times lies; None if all of them are the same."""
     import numpy as np
 
-    count = min(max(1, round(share * len(times_N))), len(times_N))
-    begin = np.partition(times_N, len(times_N) - count)[len(times_N) - count] if len(times_N) else 0
-    later_N = times_N[times_N > begin] if len(times_N) and begin == times_N.min() else [begin] * bool(len(times_N))
-    return int(min(later_N)) if len(later_N) else None
+    size = len(times_N)
+    if not size:
+        return None
+    place = size - min(max(1, round(share * size)), size)
+    begin = np.partition(times_N, place)[place]
+    if begin > times_N.min():
+        return int(begin)
+    later_N = times_N[times_N > begin]
+    return int(later_N.min()) if len(later_N) else None
 
 
 def boundaries(options: SplitOptions, times_N: NDArray[Any], *, unit: int, name: str) -> tuple[int | None, int]:

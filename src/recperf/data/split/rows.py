@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ..config import SplitOptions
-from .record import HELD_OUT, VALIDATION, Counts, Split, boundaries
+from .record import HELD_OUT, VALIDATION, Counts, Ids, Split, boundaries
 
 Longs = NDArray[np.int64]
-Ids = NDArray[np.int64] | NDArray[np.int32]
+Codes = NDArray[np.int64] | NDArray[np.int32]
 Marks = NDArray[np.bool_]
 
 
@@ -35,8 +35,8 @@ class RowSplit:
     """Digest of the rows."""
     rows: int
     options: SplitOptions
-    users_N: Ids | None = None
-    items_N: Ids | None = None
+    users_N: Codes | None = None
+    items_N: Codes | None = None
     times_N: Longs | None = None
     """In microseconds."""
 
@@ -110,17 +110,11 @@ class RowSplit:
 
     @cached_property
     def record(self) -> Split:
-        valid_N = self.valid_N
-        columns = (self.users_N, self.items_N)
-        held = [None if ids_N is None else np.unique(ids_N[valid_N]) for ids_N in columns]
-        unseen_N, counts = np.zeros(int(valid_N.sum()), np.bool_), list[int | None]()
-        for ids_N, distinct in zip(columns, held):
-            if ids_N is None or distinct is None:
-                counts.append(None)
-                continue
-            new = np.setdiff1d(distinct, ids_N[~valid_N])
-            unseen_N |= np.isin(ids_N[valid_N], new)
-            counts.append(len(new))
+        valid_N, held_out, unseen = self.valid_N, {}, {}
+        for name, ids_N in (("users", self.users_N), ("items", self.items_N)):
+            held = None if ids_N is None else np.unique(ids_N[valid_N])
+            held_out[name] = None if held is None else len(held)
+            unseen[name] = None if held is None or ids_N is None else len(np.setdiff1d(held, ids_N[~valid_N]))
         return Split.made(
             self.options,
             self._boundaries if self.has_times else None,
@@ -128,12 +122,12 @@ class RowSplit:
             of="rows",
             has_times=self.has_times,
             rows=self.rows,
-            held_out=Counts(len(unseen_N), *(None if distinct is None else len(distinct) for distinct in held)),
-            unseen=Counts(int(unseen_N.sum()), *counts),
+            held_out=Counts(rows=int(valid_N.sum()), **held_out),
+            unseen=Ids(**unseen),
         )
 
 
-def _last_of_each_user(users_N: Ids, times_N: Longs, holdout: float) -> Marks:
+def _last_of_each_user(users_N: Codes, times_N: Longs, holdout: float) -> Marks:
     size = len(users_N)
     order = np.lexsort((np.arange(size), times_N, users_N))
     count = np.bincount(users_N)

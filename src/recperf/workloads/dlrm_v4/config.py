@@ -49,8 +49,8 @@ class EventsConfig(EventSplitOptions):
     path: Path | None = None
     """Folder of an event store or of a cache of the MLPerf reference; default: the embedded synthetic events."""
     split: Literal["windows", "time", "leave-one-out"] | None = None  # type: ignore[assignment]
-    """What is held out. windows: the last windows of time, or those that data.holdout-first and -windows name. time:
-    everything from a boundary on. leave-one-out: each user's last event. Default: of imported events as their split
+    """What is held out: windows, the last ones of time or those that data.holdout-first and -windows name; time,
+    everything from a boundary on; or leave-one-out, each user's last event. Default: of imported events as their split
     says, of others windows."""
     events: int = 300_000
     """Approximate number of embedded synthetic events."""
