@@ -183,8 +183,8 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run for each seed, in the experiment `recperf`. Without MLFLOW_TRACKING_URI it is in a database in the folder of
-    the run: `mlflow ui --backend-store-uri sqlite:///mlflow.db` shows it."""
+    """A run for each seed, in the experiment `recperf`. Without MLFLOW_TRACKING_URI it is in a database in the run's
+    folder: `mlflow ui --backend-store-uri sqlite:///mlflow.db` shows it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
