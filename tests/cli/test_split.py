@@ -72,7 +72,7 @@ def test_a_run_keeps_its_split_when_that_of_the_dataset_changes(recperf: Recperf
     assert (asked["split"], asked["holdout"], asked["boundary"]) == ("time", 0.3, None)
     assert "holdout is 0.3, but leave-one-out" in recperf(*train, "--data.holdout", "0.3", code=3)
 
-    longer = ("--allow-change", "train.max_steps", "--train.max-steps", 4, "--quiet")
+    longer = ("--allow-change", "train.max_steps", "--train.max-steps", 4, "--quiet", "--no-peaks", "--no-report")
     Path("first", "seal.json").unlink()
     Path("first", "trial-42.json").unlink()
     recperf("run", "--resume", "first", *longer)
