@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -280,3 +280,30 @@ def histories(dataset: Dataset, wanted: Expected, numbers: Numbers) -> dict[str,
     if prepared.unknown_E is not None:
         assert numbers(np.flatnonzero(prepared.unknown_E)) == wanted.parts["valid"]
     return prepared.data
+
+
+def test_held_out_labels_reach_nothing_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave-one-out holds out events before those of others: dlrm-v4 counts outcomes along the stream, and must leave
+    them out. Two logs that differ in held-out ratings only give it the same training batches and baselines."""
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path / "home"))
+    rows = sorted(log(), key=lambda row: row.time)
+    counts = Counter(row.user for row in rows)
+    last = {row.user: number for number, row in enumerate(rows) if counts[row.user] >= 3}
+    changed = [*rows]
+    for number in last.values():
+        changed[number] = rows[number]._replace(stars=6 - rows[number].stars)
+    inputs = []
+    for name, some in (("one", rows), ("other", changed)):
+        write(tmp_path / f"{name}.csv", FORMS["ratings"], some)
+        options = ImportOptions(events=tmp_path / f"{name}.csv", name=name, positive_from=4)
+        import_file(options, split=SplitOptions(split="leave-one-out"), progress=lambda *_: lambda *_: None)
+        config = dlrm_v4.config.on_events(dlrm_v4.config.laptop(), datasets.find(name))
+        prepared = PreparedHistories(config)
+        order = prepared.train_order()
+        anchors = np.concatenate([order.batch(number) for number in range(len(order))])
+        batch = prepared.gatherer().batch(anchors)
+        events = prepared.plain.events(anchors, prepared.store.kinds(anchors))
+        last_items = prepared._last_items.of(events)
+        inputs.append([batch.features.values_V, batch.labels_B, batch.rates_BF, last_items, *prepared.rates_regression])
+    for one, other in zip(*inputs):
+        np.testing.assert_array_equal(one, other)
