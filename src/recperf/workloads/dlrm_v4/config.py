@@ -273,11 +273,11 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
 
 
 def resolve(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
-    """With what decides the split of own events."""
+    """With what decides the split of own events. A job for other machines may name events that are not here."""
     from ...data.known.opening import open_events
     from ...data.split.record import with_split
 
-    if config.data.path is None:
+    if config.data.path is None or not config.data.path.exists():
         return config
     split = split_of(open_events(config.data.path), config)
     data = replace(config.data, split="windows") if split is None else with_split(config.data, split)
