@@ -54,7 +54,7 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> 
     (tmp_path / "products.csv").write_text("".join(["sku,name,sort\n", *items]))
     said = recperf("data", "import", "log.csv", "--items", "products.csv", "--name", "shop")
     assert "recognised  by name: client (user), sku (item), stars (rating); by its values: happened (time)" in said
-    assert "note: 1 row (0.1%) repeats the user, item, time and label of another" in said
+    assert "note: 1 row (0.1%) repeats the user, item, time and rating of another" in said
     assert "next: recperf run hstu --data shop" in said
     assert f"shop: {len(rows)} events of 60 users" in recperf("data", "info", "shop")
 

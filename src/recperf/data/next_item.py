@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .events.item_features import ItemValues, item_values
-from .events.kinds import ACTION_BITS, LIKE, LISTEN_PLUS
+from .events.item_table import ItemValues, item_values
+from .events.kinds import ACTION_BITS, LIKE, POSITIVE
 from .events.store import EventStore
 
 SplitRule = Literal["leave-one-out", "time"]
@@ -22,7 +22,7 @@ HELD_OUT = 0.2
 """With a split by time: share of the latest events that are held out; the first half of them is for validation."""
 LEAST_EVENTS = 3
 """Leave-one-out holds out the last two events of users with at least this many."""
-TAKEN = LISTEN_PLUS | LIKE
+TAKEN = POSITIVE | LIKE
 MOST_EVENTS = 1 << 30
 FOLLOWS = 0.9
 """Share of planted events whose group follows from the last two; the group of the others is drawn evenly."""

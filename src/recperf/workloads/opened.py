@@ -132,11 +132,14 @@ class OpenRun:
         import torch
 
         from ..data.tables import add_unknown, in_blocks
+        from ..errors import notice_once
         from ..execution.scoring import columns_of, to_table, whole_batches, with_columns
         from ..execution.serving import score_columns
 
         given = columns_of(self._columns_of_array(frame) if is_array(frame) else frame)
         columns, logits = self.model.columns(list(given)), [torch.empty(0)]
+        if unread := self.model.unread(list(given)):
+            (self._notice or notice_once)(unread)
         table = to_table(given, columns.values())
         unknown: dict[str, Unknown] = {}
         for block in in_blocks([table], whole_batches(self.model)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -184,14 +183,18 @@ def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal)
     from ...data.known import event_files as events
 
     store = events.find(options.name, path=options.path, say=terminal.say)
-    if store.imported and not options.json:
+    if store.imported:
+        if options.min_history is not None:
+            what = f"--min-history describes listening events for dlrm-v4; {options.name} is your own"
+            raise UsageError(what, fix=f"recperf data info {options.name}")
         from ...data.events.imports import described
         from .imports import say_events
 
         command = f"recperf run {workloads.proposed(datasets.at(store.folder))} --data {options.name}"
         facts = {**described(store), "name": store.name, "folder": str(store.folder), "next": command}
-        say_events(facts, terminal)
-        return {}
+        if not options.json:
+            say_events(facts, terminal)
+        return facts if options.json else {}
     return events.describe(store, seconds=options.window_seconds, min_history=options.min_history)
 
 
@@ -238,11 +241,6 @@ def _say(facts: dict[str, Any], terminal: Terminal) -> None:
     """Print facts line by line; those of columns and of parts of a dataset by their own names."""
     if isinstance(facts.get("columns"), dict) and "label_column" in facts:
         facts |= facts.pop("columns")
-    if "days_of_events" in facts:
-        del facts["first_time"], facts["last_time"]
-        for name in ("first_anchor", "last_anchor"):
-            if (end := facts["windows"][name]) is not None:
-                facts["windows"][name] = datetime.fromtimestamp(end, UTC).date().isoformat()
     for part in ("raw", "store"):
         if isinstance(facts.get(part), dict):
             facts |= {f"{part}_{name}": value for name, value in facts.pop(part).items()}

@@ -29,7 +29,7 @@ FORMAT, VERSION = KINDS["clicks"].form
 MANIFEST = "clicks.json"
 LARGEST = 3e38
 """Numbers are stored as float32, larger ones as this."""
-EARLIER = "earlier.npz"
+EARLIER, TITLES = "earlier.npz", "titles.parquet"
 _YEAR_US = 365 * 86_400_000_000
 
 
@@ -114,6 +114,8 @@ class ClickManifest(Struct, kw_only=True, omit_defaults=True):
     seconds: float
     split_note: str
     skipped_rows: SkippedRows | None = None
+    titles: str | None = None
+    """SHA-256 of the file with the titles of items, where there are some."""
     earlier: EarlierRows | None = None
 
     @property

@@ -25,7 +25,7 @@ from ..files.values import MISSING as MISSING_TEXTS
 from ..tables import EMPTY, Rows, Split, SplitRows, Unknown, pyarrow
 from .clicks import mark_validation
 from .columns import UNSEEN, damaged, open_arrays
-from .encode import EARLIER, StoredColumns, encode_table, read_manifest
+from .encode import EARLIER, TITLES, StoredColumns, encode_table, read_manifest
 
 RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
@@ -117,6 +117,15 @@ class ImportedClicks(SplitRows):
         with np.load(path) as arrays:
             found = {int(key.split()[1]): arrays[key] for key in arrays.files if key.startswith(name)}
         return found
+
+    def titles(self) -> Any:
+        """A table with the columns id and title of items; None without titles."""
+        path, stated = self.folder / TITLES, self.manifest.titles
+        if stated is None:
+            return None
+        if not path.is_file() or sha256(path) != stated:
+            raise damaged(path, "differs from its checksum")
+        return pyarrow(".parquet").read_table(str(path))
 
     @property
     def table_rows(self) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ from .columns import Arrays, write_arrays, write_vocabulary
 from .encode import (
     FORMAT,
     MANIFEST,
+    TITLES,
     VERSION,
     ClickManifest,
     ColumnFacts,
@@ -77,11 +78,12 @@ def import_clicks(
     reading: Progress = lambda *_: None,
     writing_rows: Progress = lambda *_: None,
     split_note: str = "",
+    titles: Any = None,
 ) -> ClickManifest:
     """Write a store of a user's click rows and return its manifest. If it fails it leaves nothing behind.
 
     A finished store of the same file and options is left as it is. `split_note` is what the description of a split
-    should add.
+    should add, `titles` a table of items with the columns id and title.
     """
     folder, began = folder.expanduser().absolute(), monotonic()
     source, columns = choose_columns(options)
@@ -103,6 +105,9 @@ def import_clicks(
             load_file(connection, source, reading, bad)
             manifest = _Build(RawRows(connection, source, options, bad), columns, options, draft).run(writing_rows)
         manifest.identity, manifest.split_note = identity, split_note
+        if titles is not None:
+            pyarrow(".parquet").write_table(titles, str(draft / TITLES))
+            manifest.titles = sha256(draft / TITLES)
         manifest.seconds = round(monotonic() - began, 2)
         write_json(draft / MANIFEST, sealed(manifest))
     return manifest

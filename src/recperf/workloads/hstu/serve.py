@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.events.item_features import titles_of
+from ...data.events.item_table import titles_of
 from ...data.events.store import own_ids, own_name
 from ...data.next_item import Targets
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch
