@@ -80,7 +80,8 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     `source` is a frame of pandas or polars, a table of pyarrow, a dict of columns, the path of a file, or the name of a
     dataset that is there already. Rows are events: who took which item, and when; with `clicks` they are rows with a
     label and any features. `options` are those of the command, such as `user`, `item`, `time`, `rating` or `label`: the
-    columns' names. An import that is there already, of the same rows and options, is used again.
+    columns' names; `items` and `users` may be frames too. An import that is there already, of the same rows and
+    options, is used again.
     """
     from .data import datasets, importing
     from .data.events.options import ImportOptions
@@ -97,7 +98,11 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
         near = errors.did_you_mean(min(unknown), known)
         raise UsageError(f"dataset has no option {min(unknown)!r}{near}", where={"known": ", ".join(sorted(known))})
     with _as_command() as terminal, TemporaryDirectory(prefix="recperf-") as folder:
-        path, library = (Path(source).expanduser(), "") if is_path else _written(source, Path(folder))
+        path, library = (Path(source).expanduser(), "") if is_path else _written(source, Path(folder, "frame.parquet"))
+        for side in options.keys() & {"items", "users"}:
+            table = options[side]
+            is_file = table is None or isinstance(table, (str, Path))
+            options[side] = table and Path(table) if is_file else _written(table, Path(folder, f"{side}.parquet"))[0]
         if not is_path and not name:
             from .files import sha256
 
@@ -110,12 +115,12 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     return replace(datasets.find(asked.name), frames=library)
 
 
-def _written(frame: Any, folder: Path) -> tuple[Path, str]:
-    """A frame as a Parquet file, and the library that it is of."""
+def _written(frame: Any, path: Path) -> tuple[Path, str]:
+    """A frame written as a Parquet file, and the library that it is of."""
     from .data.tables import pyarrow
     from .execution.scoring import columns_of, kind_of, to_table
 
-    columns, path = columns_of(frame), folder / "frame.parquet"
+    columns = columns_of(frame)
     pyarrow(".parquet").write_table(to_table(columns, columns), str(path))
     return path, kind_of(frame)
 

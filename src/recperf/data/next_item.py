@@ -78,8 +78,8 @@ class NextItemData:
     def from_store(
         store: EventStore, split: SplitRule = "leave-one-out", *, held_out: float = HELD_OUT
     ) -> NextItemData:
-        """The items that users took: listens and likes, without those that a label or a played share says were not
-        taken, and without drawn negatives. A rating of any height counts."""
+        """The items that users took: positive events and likes, without those that a label says were not taken, and
+        without drawn negatives. A rating of any height counts."""
         if store.events > MOST_EVENTS:
             what = f"{store.events:,} events are too many for next-item models, which hold all of them in memory"
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")

@@ -71,7 +71,7 @@ def import_file(arguments: list[str]) -> int:
     if options.json:
         print_json(facts)
     else:
-        (_say_clicks if is_clicks else say_events)(facts, terminal)
+        (say_clicks if is_clicks else say_events)(facts, terminal)
     return 0
 
 
@@ -92,7 +92,7 @@ def _with_file(arguments: list[str], flag: str) -> list[str]:
     raise UsageError(what, fix=f"recperf data import FILE{' --clicks' * (flag == '--clicks')} --name NAME")
 
 
-def _say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
+def say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
     days = (facts["first"].split()[0], facts["last"].split()[0]) if facts["first"] else None
     roles = {facts["user"]: "user, ", facts["item"]: "item, "}
     columns = {facts["label_column"]: f"label, {facts['label']}"}
@@ -106,7 +106,8 @@ def _say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
         dates=days,
         columns=columns,
         lines={
-            "tables": f"categories of fewer than {facts['min_count']} training rows share a table row",
+            "tables": f"rare categories, of fewer than {facts['min_count']} training rows, share a table row; "
+            "--min-count 1 gives each its own",
             "held out": "by default " + ("the latest fifth of the rows" if days else "a random fifth: no times"),
         },
         skipped=facts["skipped_rows"],
@@ -124,9 +125,9 @@ def say_events(facts: dict[str, Any], terminal: Terminal) -> None:
     if facts["positive_share"] is not None:
         lines["positives"] = f"{facts['positive_share']:.1%} of {facts['labelled']:,} labelled events"
     lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
-    if rare := "; ".join(_rare(imported)):
-        few = f"fewer than {imported.options.min_count} events each"
-        lines["rare"] = f"{rare}: {few}; in dlrm and micro-dlrm they share a row, --min-count 1 gives each its own"
+    if rare := " and ".join(_rare(imported)):
+        few = f"have fewer than {imported.options.min_count} events"
+        lines["rare"] = f"{rare} {few}: dlrm and micro-dlrm give them one row, --min-count 1 each its own"
     begin = f", from {days.held_out_from} on" if days else ""
     lines["held out"] = f"by default the last fifth, about {facts['held_out']:,} events{begin}"
     if unseen := facts["unseen"]:
@@ -161,7 +162,7 @@ def _rare(imported: Any) -> Iterator[str]:
     """How many users and items have few events."""
     for role, rare in imported.rare.items():
         every = imported.distinct[f"{role}s"]
-        yield f"{rare.ids:,} of {every:,} {role}s ({rare.ids / every:.0%}) with {rare.share:.1%} of the events"
+        yield f"{rare.ids:,} of {every:,} {role}s ({rare.ids / every:.0%}, {rare.share:.1%} of the events)"
 
 
 def _columns(imported: Any) -> Iterator[tuple[str, str]]:

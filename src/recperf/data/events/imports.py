@@ -28,6 +28,7 @@ from ...jsonfile import as_json
 from ...stop import poll
 from ..files.file import Source
 from ..files.load import load_file
+from ..files.options import repeated_rows
 from ..files.source import inspect, require_role
 from ..files.text_rows import BadRows
 from ..files.values import RESTART, fetch_row, open_database
@@ -110,12 +111,8 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
         yield "the file has no time: the order of its rows is used, and its last fifth is held out"
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
-    if facts.repeated:
-        part = facts.repeated / facts.events_in_file
-        rows = "row repeats" if (n := facts.repeated) == 1 else "rows repeat"
-        *same, last = (role for role in ROLES if role in facts.options.columns)
-        rows = rows.replace(" ", f" ({part:.1%}) ")
-        yield f"{n:,} {rows} the {', '.join(same)} and {last} of another; all are kept"
+    roles = [role for role in ROLES if role in facts.options.columns]
+    yield from repeated_rows(facts.repeated, facts.events_in_file, roles)
     for role, table in facts.tables.items():
         if table.source and table.without:
             yield f"{table.without:,} of {facts.distinct[f'{role}s']:,} {role}s are not in {table.source}"

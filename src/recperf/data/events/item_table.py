@@ -86,6 +86,17 @@ def titles_of(store: EventStore, numbers_N: NDArray[np.int64]) -> list[str | Non
     return titles
 
 
+def exported(store: EventStore, name: str, ids: Any, numbers_N: NDArray[np.int64]) -> Any:
+    """What is known of items by the user's names, as a table with their ids in the column `name`; None if nothing."""
+    facts, table = table_facts(store), _table(store, "item")
+    if facts is None or table is None:
+        return None
+    names = {f"v{at}": column.name for at, column in enumerate(facts.columns)} | {"title": facts.title or ""}
+    rows = table.take(pyarrow().array(numbers_N))
+    others = {names[column]: rows.column(column) for column in rows.column_names}
+    return pyarrow().table({name: ids, **{other: values for other, values in others.items() if other != name}})
+
+
 def _table(store: EventStore, role: SideRole) -> Any:
     """The stored table with a row for every number in the store; None if the import had none."""
     facts = table_facts(store, role)

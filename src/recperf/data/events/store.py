@@ -61,7 +61,7 @@ class EventStore:
     times_E: Column
     """Seconds since the dataset's origin."""
     groups_IG: NDArray[np.uint32]
-    """The groups of every item, such as its album, as numbers; 0 where unknown. `manifest.groups` names them; those of
+    """The groups of every item as numbers; 0 where unknown. `manifest.groups` names them; those of
     imported items are columns of their table (item_table.py)."""
     kind_columns: tuple[Column, ...]
     """The columns that `kinds` reads: one, with a byte for every event (kinds.py)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,13 @@ from ..datasets import legal_name, require_name
 NO_TIME = "none"
 """As the column of the time: none, even if one looks like it."""
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
+
+
+def repeated_rows(count: int, rows: int, roles: Sequence[str]) -> list[str]:
+    """What an import says of rows that have the same values in the columns of these roles as an earlier one."""
+    verb = " repeats" if count == 1 else "s repeat"
+    same = f"{', '.join(roles[:-1])} and {roles[-1]}"
+    return [f"{count:,} row{verb} the {same} of another ({count / rows:.1%}); all are kept"] if count else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,8 @@ def _whole(value: Any) -> int | None:
 def _is_date(value: Any) -> bool:
     if isinstance(value, datetime):
         return True
-    text = str(value).strip()
+    # What DuckDB reads as a time as well.
+    text = str(value).strip().removesuffix(" UTC").replace("/", "-")
     try:
         return _DATE.fullmatch(text) is not None and datetime.fromisoformat(text) is not None
     except ValueError:
