@@ -163,8 +163,9 @@ class OpenRun:
     def recommend(
         self, users: Any, k: int = 10, *, exclude_seen: bool | None = None, allow_unknown: bool = False
     ) -> Any:
-        """The k items of all that each user most likely meets and likes, or takes next: columns user, rank, item, title
-        if the data has titles, score, logit, and rank_score, which orders them.
+        """The k items of all that each user most likely meets and likes, or takes next: columns of the user, rank, the
+        item, title if the data has titles, score, logit, and rank_score, which orders them. User and item have the
+        names of the import.
 
         `users` are own ids, as a list or as a column of a frame. For next-item models they may be lists of own item
         ids, the newest last: histories of users that need not be in the data; the column `history` counts them from 1.

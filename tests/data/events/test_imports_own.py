@@ -159,6 +159,19 @@ def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
     assert notes("user,item,time,rating\n1,1,1,0.9\n2,1,1,0.8\n", "same")[0].startswith("all rows are positive")
 
 
+def test_a_store_of_another_version_is_refused_with_the_command_that_makes_it_anew(implicit: EventStore) -> None:
+    path = implicit.folder / "store.json"
+    content = path.read_text()
+    path.write_text(content.replace('"version": 3', '"version": 2'))
+    with pytest.raises(DataError, match="format 'recperf-events' 2; this recperf reads 'recperf-events' 3") as caught:
+        open_store(implicit.folder)
+    assert caught.value.fix == "recperf data import log.csv --name log --replace, with the other options as before"
+    path.write_text(content.replace('"version": 3', '"version": 2').replace('"import"', '"other"'))
+    with pytest.raises(DataError) as caught:
+        open_store(implicit.folder)
+    assert caught.value.fix == f"remove {implicit.folder}, then recperf data prepare log"
+
+
 def test_check_covers_the_lists_of_own_ids(implicit: EventStore) -> None:
     assert {"users.jsonl", "items.jsonl"} <= set(check_store(implicit, lambda *_: None)["verified_by_digest"])
     path = implicit.folder / "users.jsonl"

@@ -29,7 +29,7 @@ CLICKS = """Import your own clicks: rows with a label. FILE comes right after im
 Without --clicks a log of events is imported: recperf data import FILE. Its options: recperf data import --help."""
 TIME_NAMES = {"iso": "dates", **{unit: name for unit, (name, _) in TIME_UNITS.items()}}
 MOST_UNUSED = 20
-"""Columns without a use that the end of an import shows."""
+"""Columns without a use, or of another file, that the end of an import shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +186,9 @@ def _columns(imported: Any) -> Iterator[tuple[str, str]]:
             yield from ((name, f"of the {role}: {text}") for name, text in columns.items())
         else:
             columns |= {name: f"not used: {why}" for name, why in table.left_out.items()}
-            shown = (f"{name} ({text})" for name, text in {table.id: "id", **columns}.items())
-            yield table.source, f"of {role}s: {', '.join(shown)}"
+            shown = [f"{name} ({text})" for name, text in {table.id: "id", **columns}.items()]
+            more = f" and {len(shown) - MOST_UNUSED:,} more" if len(shown) > MOST_UNUSED else ""
+            yield table.source, f"of {role}s: {', '.join(shown[:MOST_UNUSED])}{more}"
     unused = list(imported.unused_columns.items())
     yield from ((name, f"not used{': ' * bool(why)}{why}") for name, why in unused[:MOST_UNUSED])
     if len(unused) > MOST_UNUSED:

@@ -220,7 +220,8 @@ def _inspect(path: Path, role: SideRole, options: ImportOptions) -> Source:
     asked |= {"title": (options.items_title, TITLES)} if role == "item" else {}
     roles: dict[str, int] = {}
     # The column of ids is likely to have the name that it has in the events.
-    roles |= {"id": source.names.index(own)} if source.names.count(own := options.columns[role]) == 1 else {}
+    own = options.columns[role]
+    roles |= {"id": source.names.index(own)} if source.names.count(own) == 1 and not own.isdecimal() else {}
     for column, (requested, usual) in asked.items():
         known = recognised_columns(source.names, usual)
         if requested is not None:

@@ -30,12 +30,13 @@ SIDES: tuple[SideRole, SideRole] = ("item", "user")
 _CHUNK = 1 << 18
 
 
-def clicks_of(dataset: Dataset) -> Dataset:
-    """A dataset of events as one of clicks, in the cache folder by the digest of the events and a store's version."""
+def clicks_of(dataset: Dataset, *, lists: bool = True) -> Dataset:
+    """A dataset of events as one of clicks, in the cache folder by what decides its rows. Without `lists`, columns with
+    lists of categories are left out."""
     from ..known.event_files import events_of
 
     store = events_of(dataset, notice_once)
-    features, options = _Features(store), store.imported and store.imported.options
+    features, options = _Features(store, lists=lists), store.imported and store.imported.options
     min_count = options.min_count if options else ClickOptions.min_count
     # Scored rows have the columns of the imported file, whose names are no part of the events' digest.
     identity = json.dumps([store.digest, VERSION, min_count, features.roles, features.kinds])
@@ -43,7 +44,10 @@ def clicks_of(dataset: Dataset) -> Dataset:
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
             if not (folder / MANIFEST).is_file():
-                notice_once(f"converting the events of {store.name} to click rows once, in {folder}")
+                without = (
+                    f" without the lists of {', '.join(features.unread)}, which dlrm reads" if features.unread else ""
+                )
+                notice_once(f"converting the events of {store.name} to click rows once{without}, in {folder}")
                 _convert(store, folder, features, min_count)
     return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST)
 
@@ -60,25 +64,31 @@ def _names(store: EventStore) -> dict[str, str]:
 
 class _Features:
     """The columns of click rows that events have, by names that are free: of user, item and time, of what is known of
-    each item and user, and further ones of the events."""
+    each item and user, and context. Without `lists`, columns with lists of categories are left out."""
 
-    def __init__(self, store: EventStore) -> None:
-        self.roles = _names(store)
+    def __init__(self, store: EventStore, *, lists: bool) -> None:
+        self.roles, self.left_out = _names(store), ("text",) if lists else ("text", "categories")
         self.kinds: dict[str, SideKind] = {}
-        self.items, self.users = (self._of(columns_of(store, role)) for role in SIDES)
-        self.context = store.imported.context if store.imported else None
-        self.contexts = [self._free(name, kind) for name, kind in self.context.columns.items()] if self.context else []
+        self.unread: list[str] = []
+        """Columns with lists that are left out."""
+        self.items, self.users = (self._of(columns_of(store, role), role) for role in SIDES)
+        context = store.imported.context if store.imported else None
+        columns = context.columns.items() if context else ()
+        read = ((f"x{at}", name, kind) for at, (name, kind) in enumerate(columns) if kind not in self.left_out)
+        self.context = {column: self._free(name, kind, "event") for column, name, kind in read}
+        """Names of the columns of the file of context."""
 
-    def _of(self, columns: dict[str, ItemColumn]) -> dict[str, Any]:
+    def _of(self, columns: dict[str, ItemColumn], role: SideRole) -> dict[str, Any]:
         """The values of columns that are features, by number."""
-        features = ((name, one) for name, one in columns.items() if one.kind != "text")
-        return {self._free(name, one.kind): one.values for name, one in features}
+        self.unread += [name for name, one in columns.items() if one.kind == "categories" in self.left_out]
+        features = ((name, one) for name, one in columns.items() if one.kind not in self.left_out)
+        return {self._free(name, one.kind, role): one.values for name, one in features}
 
-    def _free(self, name: str, kind: SideKind) -> str:
+    def _free(self, name: str, kind: SideKind, of: str) -> str:
         """A column's name that options can have and no other column of the rows has."""
         name, taken = name.replace(",", " "), {one.lower() for one in ("label", *self.roles.values(), *self.kinds)}
         while name.lower() in taken or name.isdigit():
-            name = f"item {name}"
+            name = f"{of} {name}"
         self.kinds[name] = kind
         return name
 
@@ -89,7 +99,7 @@ class _Features:
 def _convert(store: EventStore, folder: Path, features: _Features, min_count: int) -> None:
     arrow, timed, names = pyarrow(), store.time_order == "time", features.roles
     own = {role: arrow.array(own_ids(store, role)) for role in ("user", "item")}
-    context = _context(store, features.context.sha256) if features.context and features.contexts else None
+    context = _context(store, [*features.context]) if features.context else None
 
     def anchors(part: slice) -> Any:
         """The events with a label among some, with the user's own ids: user, item, what is known of both, context,
@@ -104,7 +114,7 @@ def _convert(store: EventStore, folder: Path, features: _Features, min_count: in
         columns |= {name: values.take(users) for name, values in features.users.items()}
         if context is not None:
             rows = next(context).take(arrow.array(labelled))
-            columns |= dict(zip(features.contexts, rows.columns))
+            columns |= dict(zip(features.context.values(), rows.columns))
         columns["label"] = ((kinds[labelled] & POSITIVE) > 0).astype(np.int8)
         return arrow.table(columns | ({names["time"]: store.times_E[positions].astype(np.int64)} if timed else {}))
 
@@ -136,7 +146,10 @@ def _convert(store: EventStore, folder: Path, features: _Features, min_count: in
         import_clicks(options, folder, split_note=store.split_note, titles=titles)
 
 
-def _context(store: EventStore, expected: str) -> Iterator[Any]:
-    """The further columns of the events, in tables as long as the parts that are converted."""
-    file = pyarrow(".parquet").ParquetFile(str(require_file(store, CONTEXT, expected)))
-    return in_blocks((pyarrow().table(batch) for batch in file.iter_batches(_CHUNK)), _CHUNK)
+def _context(store: EventStore, columns: list[str]) -> Iterator[Any]:
+    """Columns of the context, in tables as long as the parts that are converted."""
+    assert store.imported is not None
+    assert store.imported.context is not None
+    path = require_file(store, CONTEXT, store.imported.context.sha256)
+    batches = pyarrow(".parquet").ParquetFile(str(path)).iter_batches(_CHUNK, columns=columns)
+    return in_blocks((pyarrow().Table.from_batches([batch]) for batch in batches), _CHUNK)

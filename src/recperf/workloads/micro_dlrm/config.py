@@ -87,10 +87,10 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
 
 
 def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
-    """The config for the listens of an event store as clicks."""
+    """The config for the events of a store with a label as clicks."""
     from ...data.rows.from_events import clicks_of
 
-    return on_clicks(config, clicks_of(dataset))
+    return on_clicks(config, clicks_of(dataset, lists=False))
 
 
 def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:
