@@ -81,7 +81,10 @@ def test_a_run_is_that_of_the_command_and_leaves_the_process_as_it_was(shop: Any
 
 
 def test_frames_come_back_as_they_went_in(shop: Any) -> None:
-    run, rows = recperf.run("micro-dlrm", shop, **QUICK), frame().head(7)
+    run, rows = recperf.run("micro-dlrm", shop, data={"holdout": 0.3}, **QUICK), frame().head(7)
+    divided = run.result.data.held_out
+    assert divided is not None
+    assert (divided.kind, divided.holdout) == ("time", 0.3)
     scored = run.score(rows)
     assert list(scored.columns) == ["customer", "product", "when", "stars", "score", "logit"]
     assert isinstance(run.score(pl.from_pandas(rows)), pl.DataFrame)
@@ -100,8 +103,9 @@ def test_frames_come_back_as_they_went_in(shop: Any) -> None:
         (frame().to_dict("list"), goods.to_dict("list"), dict),
     ):
         columns = {"user": "customer", "item": "product", "time": "when"}
-        other = recperf.dataset(made, name=f"of-{kind.__name__.lower()}", items=items, **columns)
+        other = recperf.dataset(made, name=f"of-{kind.__name__.lower()}", items=items, split="leave-one-out", **columns)
         assert columns_of(open_store(other.folder))["sort"].values.to_pylist()[1:3] == ["tea", "cups"]
+        assert json.loads((other.folder / "split.json").read_text())["kind"] == "leave-one-out"
         assert isinstance(recperf.OpenRun(run.folder, frames=other.frames).recommend(["c1"], k=3), kind)
 
 
@@ -130,6 +134,8 @@ def test_ctrl_c_saves_and_the_run_is_resumed_to_the_same_losses(shop: Any) -> No
         (lambda: recperf.run("micro-dlrm", train={"epoch": 3}), ConfigError, "field 'train.epoch'; did you mean"),
         (lambda: recperf.run("micro-dlrm", train={"epochs": "3"}), ConfigError, "train.epochs is '3'; allowed: an"),
         (lambda: recperf.run("micro-dlrm", data_fields={"split": "lst"}), ConfigError, "data.split is 'lst'; allowed"),
+        (lambda: recperf.run("micro-dlrm", data={"split": "lst"}), ConfigError, "data.split is 'lst'; allowed"),
+        (lambda: recperf.run("micro-dlrm", "one", data="two"), UsageError, "two datasets are given"),
         (lambda: recperf.run("micro-dlm"), UsageError, "unknown workload 'micro-dlm'"),
         (lambda: recperf.run("micro-dlrm", "nothing"), UsageError, "there is no dataset and no file 'nothing'"),
         (lambda: recperf.run("micro-dlrm", resume="r", preset="p"), UsageError, "exclude each other"),

@@ -131,7 +131,10 @@ NEXT_ITEM = Task(
         "item_knn": "item-kNN",
         "ease": "EASE",
     },
-    held_out={"leave-one-out": "the last item of each user", "time": "each user's first later item"},
+    held_out={
+        "leave-one-out": "the last item of each user",
+        "time": "each user's first positive event from the boundary on",
+    },
     assessment="recperf.execution.ranked_quality:RankedAssessment",
 )
 

@@ -80,7 +80,10 @@ def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) ->
     code, out, err = call("run", "dlrm", "--data", "log", "--dry-run", "--json")
     assert code == 0, err
     dry = json.loads(out)
-    assert "540 rows, split random; events without times, in random order; 2 negatives drawn per event" in dry["data"]
+    assert (
+        "540 rows, split leave-one-out; events without times, in random order; 2 negatives drawn per event"
+        in dry["data"]
+    )
     assert dry["config"]["model"]["features"] == ["user", "item", "genres"]
     # micro-dlrm reads one category of a column.
     code, out, err = call("run", "micro-dlrm", "--data", "log", "--dry-run", "--json")

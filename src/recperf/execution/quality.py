@@ -280,7 +280,8 @@ class RankedRows:
             return "ranking.users is 0"
         assert rows.users_N is not None
         assert rows.items_N is not None
-        rows_Q = first_positives(rows.labels_N, rows.users_N, rows.times_N)
+        ranked_N = rows.labels_N if rows.targets_N is None else rows.targets_N
+        rows_Q = first_positives(ranked_N, rows.users_N, rows.times_N)
         size, budget = len(catalogue.items_I), int(SHARE * STEP_PASSES * trained)
         if not len(rows_Q) or not size:
             return "no user has a positive held-out row" if size else "the catalogue is empty"

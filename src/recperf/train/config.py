@@ -266,8 +266,6 @@ class TargetConfig:
         return {"beat": beat, "accuracy": self.accuracy, "auc": self.auc}
 
 
-VALIDATION_SHARE = 0.1
-"""Share of the training rows of own data that choose the epoch."""
 STEPS_AN_EPOCH, FORGETTING = 100, 5.0
 
 

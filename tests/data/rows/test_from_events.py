@@ -30,9 +30,9 @@ def test_rows_have_what_is_known_of_items_users_and_events(tmp_path: Path, lists
         events=tmp_path / "log.csv", user="wer", item="was", time="wann", label="kauf", context="kanal",
         items=tmp_path / "goods.csv", users=tmp_path / "people.csv", min_count=2,
     )  # fmt: skip
-    clicks = clicks_of(datasets.at(import_events(options, tmp_path / "store")), lists=lists)
+    clicks, store = clicks_of(datasets.at(import_events(options, tmp_path / "store")), lists=lists)
     assert clicks.folder is not None
-    rows = ImportedClicks(clicks.folder, SplitConfig(split="time"))
+    rows = ImportedClicks(clicks.folder, SplitConfig(split="time", events=store))
     names = ["wer", "was", "sorte", "name", "kanal", *(["tags"] if lists else []), "preis"]
     assert sorted(one.name for one in rows.manifest.columns) == sorted(names)
     assert (rows.manifest.user, rows.manifest.item, rows.manifest.time) == ("wer", "was", "wann")

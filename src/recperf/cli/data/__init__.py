@@ -11,6 +11,7 @@ import tyro
 
 from ... import workloads
 from ...data import datasets
+from ...data.config import SplitOptions
 from ...errors import DataError, UsageError, did_you_mean
 from ...jsonfile import as_json
 from ...terminal import Terminal, conclude, print_json, print_text
@@ -26,6 +27,7 @@ ACTIONS = {
     "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
+    "split": "change what is held out of a dataset that you imported, or say what is",
     "remove": "remove a dataset that you imported",
 }
 
@@ -104,7 +106,15 @@ class Remove(OutputOptions):
     """Remove it even if runs need it."""
 
 
-OPTIONS: dict[str, Any] = {"remove": Remove, "get": Get, "check": Check, "info": Info, "make": Make, "prepare": Prepare}
+@dataclass(frozen=True, kw_only=True)
+class Divide(SplitOptions, OutputOptions):
+    name: tyro.conf.Positional[str]
+    """A dataset that you imported. Without options its split is only printed."""
+
+
+OPTIONS: dict[str, Any] = {
+    "remove": Remove, "split": Divide, "get": Get, "check": Check, "info": Info, "make": Make, "prepare": Prepare
+}  # fmt: skip
 
 
 def command(arguments: list[str]) -> int:
@@ -122,8 +132,8 @@ def command(arguments: list[str]) -> int:
         raise UsageError(f"data {action} needs the name of a dataset", fix=f"{prog} --help")
     options: Any = parse(OPTIONS[action], arguments[1:], prog=prog, description=description)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    if action == "remove":
-        return _remove(options, terminal)
+    if action in ("remove", "split"):
+        return (_remove if action == "remove" else _split)(options, terminal)
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
         if action == "check" and options.sums is not None:
             return _check_sums(options, bar("comparing", "bytes"), terminal)
@@ -198,10 +208,13 @@ def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal)
 
 
 def _own(options: Info, facts: dict[str, Any], say: Callable[..., None], terminal: Terminal) -> dict[str, Any] | None:
-    """The facts of an imported dataset with the command that trains on it; without --json they are said as at the end
-    of the import."""
-    model = workloads.proposed(datasets.at(_folder(options)))
-    facts["next"] = f"recperf run {model} --data {options.path or options.name}"
+    """The facts of an imported dataset with its split and the command that trains on it; without --json they are said
+    as at the end of the import."""
+    from ...data.importing import divide
+
+    dataset = datasets.at(_folder(options))
+    facts["split"] = divide(dataset, SplitOptions(), write=False)
+    facts["next"] = f"recperf run {workloads.proposed(dataset)} --data {options.path or options.name}"
     if options.json:
         return facts
     say(facts, terminal)
@@ -242,6 +255,23 @@ def _remove(options: Remove, terminal: Terminal) -> int:
     terminal.say(f"removed {facts['name']}: {rows}{size(facts['bytes'])}")
     if options.json:
         print_json(facts)
+    return 0
+
+
+def _split(options: Divide, terminal: Terminal) -> int:
+    from ...data.importing import divide
+
+    dataset = datasets.imported_as(options.name)
+    if dataset is None:
+        datasets.find(options.name)
+        what = f"{options.name} is no dataset that you imported"
+        raise UsageError(what, fix=f"--data.split of recperf run divides {options.name} for one run")
+    split = divide(dataset, options, write=options.given)
+    terminal.say(f"held out of {options.name}: {split.text}")
+    if options.given and (warning := split.warning):
+        terminal.notice(warning)
+    if options.json:
+        print_json(as_json(split))
     return 0
 
 

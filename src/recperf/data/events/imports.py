@@ -2,7 +2,7 @@
 
 Rows may come in any order: DuckDB sorts them by user, time and place in the file, within a memory limit and with
 temporary files beside the store. Every user has at least one event, because users are known only by their rows. A log
-without labels gets drawn negatives, one without times an order.
+without labels gets drawn negatives, one without times an order. What is held out is decided afterwards (data/split.py).
 
 Shapes: I items.
 """
@@ -45,8 +45,6 @@ from .writer import OURS, StoreWriter, finished
 LICENCE = "that of the source"
 ROLES = ("user", "item", "time", *SIGNALS)
 """Roles of columns of events. Those that may belong to items are c0, c1 and so on, and those of context x0, x1, ..."""
-HELD_OUT = 0.2
-"""Share of the latest events that workloads hold out by default."""
 QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
 _BATCH_ROWS = 1 << 17
 
@@ -81,22 +79,9 @@ def described(store: EventStore) -> dict[str, Any]:
         "items": facts.distinct["items"],
         "labelled": labelled,
         "positive_share": manifest.count(POSITIVE) / labelled if labelled else None,
-        "held_out": round(HELD_OUT * labelled),
-        "unseen": _unseen(store) if facts.days else {},
         "store_bytes": sum(column.bytes for column in manifest.columns.values()),
         "digest": store.digest,
     }
-
-
-def _unseen(store: EventStore) -> dict[str, int]:
-    """How many users and items have their first event among the latest ones, which are held out by default."""
-    times_E = store.times_E[:]
-    begin = np.quantile(times_E, 1 - HELD_OUT, method="higher")
-    first_I = np.full(store.items, np.iinfo(np.uint32).max, np.uint32)
-    np.minimum.at(first_I, store.items_at(slice(None)), times_E)
-    there_I = first_I < np.iinfo(np.uint32).max
-    users = int((times_E[store.user_first_U1[:-1]] >= begin).sum())
-    return {"users": users, "items": int((first_I[there_I] >= begin).sum())}
 
 
 def _notes(facts: ImportFacts) -> Iterator[str]:
@@ -104,11 +89,11 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
     if facts.distinct["users"] == 1:
         yield "all rows have the same user: check --user"
     if facts.time_order == "random order":
-        yield "the file has no time: events are in random order, and a random fifth is held out; or: --order rows"
+        yield "the file has no time: events are in random order, and each user's last one is held out; or: --order rows"
     elif facts.options.sequences:
         yield "the file has no time: only the order of each user's items is known, and their last items are held out"
     elif facts.time_order == "order of the file":
-        yield "the file has no time: the order of its rows is used, and its last fifth is held out"
+        yield "the file has no time: the order of its rows is used, and each user's last one is held out"
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
     roles = [role for role in ROLES if role in facts.options.columns]
@@ -264,9 +249,7 @@ def _facts(connection: Any, source: Source, options: ImportOptions) -> ImportFac
         different = f"SELECT DISTINCT user_id, item_id, positive{time} FROM events"
         repeated = events - fetch_row(connection, f"SELECT count(*) FROM ({different})")[0]
     if options.time is not None:
-        # Approximate, since an exact quantile would hold all times in memory.
-        held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
-        times = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
+        times = fetch_row(connection, "SELECT min(seconds), max(seconds) FROM events")
         days = Days(*(datetime.fromtimestamp(seconds, UTC).date().isoformat() for seconds in times))
     items, users = (path and Path(path.name) for path in (options.items, options.users))
     return ImportFacts(

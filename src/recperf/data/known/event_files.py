@@ -22,6 +22,7 @@ from ..datasets import Dataset
 from ..events.item_table import check_files
 from ..events.kinds import DAY_S, LIKE, NEGATIVE, POSITIVE
 from ..events.store import EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, stored_columns, verify
+from ..split import record
 from ..streaming.config import HistoryConfig, WindowConfig
 from ..streaming.windows import NoAnchors, WindowIndex
 from .mlperf_cache import FLAT_BYTES
@@ -113,6 +114,7 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
         columns = (file_of(store.folder, name).name for name in stored_columns(store.manifest.groups))
         files = [*columns, *(f"{role}.jsonl" for role in lists)]
         files += check_files(store)
+        files += [record.FILE] * (record.read(store.folder, store.digest) is not None)
     return {
         "folder": str(store.folder),
         "layout": store.layout,

@@ -30,9 +30,9 @@ SIDES: tuple[SideRole, SideRole] = ("item", "user")
 _CHUNK = 1 << 18
 
 
-def clicks_of(dataset: Dataset, *, lists: bool = True) -> Dataset:
-    """A dataset of events as one of clicks, in the cache folder by what decides its rows. Without `lists`, columns with
-    lists of categories are left out."""
+def clicks_of(dataset: Dataset, *, lists: bool = True) -> tuple[Dataset, Path]:
+    """A dataset of events as one of clicks, in the cache folder by what decides its rows, and the folder of the events.
+    Without `lists`, columns with lists of categories are left out."""
     from ..known.event_files import events_of
 
     store = events_of(dataset, notice_once)
@@ -44,12 +44,11 @@ def clicks_of(dataset: Dataset, *, lists: bool = True) -> Dataset:
     if not (folder / MANIFEST).is_file():
         with one_at_a_time(folder.with_name(folder.name + ".lock")):
             if not (folder / MANIFEST).is_file():
-                without = (
-                    f" without the lists of {', '.join(features.unread)}, which dlrm reads" if features.unread else ""
-                )
+                lists_of = ", ".join(features.unread)
+                without = f" without the lists of {lists_of}, which dlrm reads" if lists_of else ""
                 notice_once(f"converting the events of {store.name} to click rows once{without}, in {folder}")
                 _convert(store, folder, features, min_count)
-    return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST)
+    return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST), store.folder
 
 
 def _names(store: EventStore) -> dict[str, str]:

@@ -182,11 +182,15 @@ class LastItems:
     """Columns of a query: the candidate and the last items as categories, hour, day of the week, and how often and with
     which share of positive labels the last items, and each of them with the candidate, came before."""
 
-    def __init__(self, store: EventStore, rates: RunningRates, scan: int) -> None:
+    def __init__(
+        self, store: EventStore, rates: RunningRates, scan: int, unknown_E: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Nothing is counted of the events in `unknown_E`."""
         self.store, self.rates = store, rates
         self.histories = Histories(store, HistoryConfig(length=LAST, strategy="last-n", scan=scan))
         kinds_E = store.kinds(slice(0, store.events))
-        listens_N = np.flatnonzero(kinds_E & np.uint8(ANCHORS))
+        known_E = True if unknown_E is None else ~unknown_E
+        listens_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & known_E)
         items_N, times_N = store.items_at(listens_N), store.times_E[listens_N].astype(np.int64)
         positive_N = (kinds_E[listens_N] & np.uint8(POSITIVE)) > 0
         common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[: baselines.MOST_CATEGORIES]
