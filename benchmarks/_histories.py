@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from _hstu_peer import jagged_lengths
 from recperf.data.batch import HistoryBatch, JaggedFeatures
-from recperf.data.events.kinds import LIKE, LISTEN_PLUS, SKIP
+from recperf.data.events.kinds import LIKE, NEGATIVE, POSITIVE
 from recperf.data.streaming.features import CANDIDATE, CONTEXT, HISTORY
 from recperf.models.dlrm_v4.config import DLRMv4Config
 from recperf.models.dlrm_v4.cost import UNIQUE
@@ -49,7 +49,7 @@ def made_up(
     return HistoryBatch(
         features=features,
         history_offsets_B1=offsets_B1,
-        actions_T=torch.tensor([LISTEN_PLUS, SKIP, LISTEN_PLUS | LIKE])[_kinds(events, draw)],
+        actions_T=torch.tensor([POSITIVE, NEGATIVE, POSITIVE | LIKE])[_kinds(events, draw)],
         times_T=times_T,
         query_times_B=times_T[offsets_B1[1:] - 1],
         labels_B=(torch.rand(batch, generator=draw) < 0.6).float(),

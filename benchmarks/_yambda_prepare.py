@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from recperf.data.events.kinds import EVENT_TYPES, LEAST_PLAYED
 from recperf.data.events.store import open_store
-from recperf.data.events.writer import EventRows
 from recperf.data.known.yambda.raw import locate, prepare
+from recperf.data.known.yambda.rows import EVENT_TYPES, LEAST_PLAYED, EventRows
 from recperf.data.known.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, COLUMNS, EVENTS_FILE, NULLABLE, split_of
 from recperf.data.known.yambda.synthesize import Generator
 from recperf.data.known.yambda.yambda_like import of_size, scattered

@@ -32,10 +32,11 @@ from numpy.typing import NDArray
 
 from _rows import record, row, show
 from recperf.data.batch import HistoryBatch
-from recperf.data.events.kinds import LIKE, LISTEN_PLUS, LISTENS, SKIP
+from recperf.data.events.kinds import LABELLED, LIKE, NEGATIVE, POSITIVE
 from recperf.data.events.manifest import EventManifest
 from recperf.data.events.store import EventStore, open_store
-from recperf.data.events.writer import StoreWriter, kinds_of
+from recperf.data.events.writer import StoreWriter
+from recperf.data.known.yambda.rows import kinds_of
 from recperf.data.streaming.config import HistoryConfig
 from recperf.data.streaming.features import CANDIDATE, CONTEXT, CROSSES, HISTORY
 from recperf.data.streaming.history import Histories
@@ -85,7 +86,7 @@ def made_up(folder: Path, events: int) -> EventStore:
 def anchors(store: EventStore) -> dict[str, NDArray[np.int64]]:
     positions = np.arange(store.events)
     offsets = positions - store.user_first_U1[store.users_of(positions)]
-    all_of_them = np.flatnonzero((offsets >= MIN_HISTORY) & ((store.kinds(slice(None)) & LISTENS) > 0))
+    all_of_them = np.flatnonzero((offsets >= MIN_HISTORY) & ((store.kinds(slice(None)) & LABELLED) > 0))
     # A window of a day takes a run of neighbours from each of its users.
     runs = np.random.default_rng(3).permutation(len(all_of_them) // 16)
     by_user = all_of_them[(np.sort(runs[: (ROUNDS + WARM_UP) * BATCH // 16])[:, None] * 16 + np.arange(16)).ravel()]
@@ -97,10 +98,10 @@ class PerSample:
 
     def __init__(self, store: EventStore, config: HistoryConfig) -> None:
         kinds = store.kinds(slice(None))
-        self.actions = [(kinds & action) > 0 for action in (LISTEN_PLUS, LIKE, SKIP)]
+        self.actions = [(kinds & action) > 0 for action in (POSITIVE, LIKE, NEGATIVE)]
         self.organic = ((kinds & 8) > 0).astype(np.int8)
         self.items, self.times = store.items_E[:].astype(np.int64), store.times_E[:].astype(np.int64)
-        self.artists, self.albums = (store.catalogue_I2[:, column].astype(np.int64) for column in (0, 1))
+        self.artists, self.albums = (store.groups_IG[:, column].astype(np.int64) for column in (0, 1))
         self.uids = np.repeat(store.user_ids_U, np.diff(store.user_first_U1))
         self.starts = dict(zip(store.user_ids_U.tolist(), store.user_first_U1.tolist()))
         self.config = config
@@ -126,7 +127,7 @@ class PerSample:
         picked = picked[-config.longest :]
         items = self.items[picked]
         weights = np.zeros(len(picked), np.int64)
-        for flags, bit in zip(self.actions, (LISTEN_PLUS, LIKE, SKIP)):
+        for flags, bit in zip(self.actions, (POSITIVE, LIKE, NEGATIVE)):
             weights[flags[picked]] |= bit
         times = self.times[picked].tolist()
         lists = {

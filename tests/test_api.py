@@ -19,6 +19,8 @@ import pytest
 import torch
 
 import recperf
+from recperf.data.events.item_table import columns_of
+from recperf.data.events.store import open_store
 from recperf.errors import ConfigError, DataError, UsageError
 
 QUICK = {"train": {"epochs": 1, "device": "cpu"}, "peaks": False, "quiet": True}
@@ -95,11 +97,14 @@ def test_frames_come_back_as_they_went_in(shop: Any) -> None:
         run.score(rows[["customer", "product", "stars"]].to_numpy())
     assert isinstance(run.recommend(["c1", "c2"], k=3), pd.DataFrame)
     assert isinstance(run.recommend(pl.Series(["c1"]), k=3), pl.DataFrame)
-    for made, kind in ((pl.from_pandas(frame()), pl.DataFrame), (frame().to_dict("list"), dict)):
-        other = recperf.dataset(
-            made, name=f"of-{kind.__name__.lower()}", user="customer", item="product", time="when",
-            split="leave-one-out",
-        )  # fmt: skip
+    goods = pd.DataFrame({"product": [f"p{number}" for number in range(30)], "sort": ["tea", "cups"] * 15})
+    for made, items, kind in (
+        (pl.from_pandas(frame()), goods, pl.DataFrame),
+        (frame().to_dict("list"), goods.to_dict("list"), dict),
+    ):
+        columns = {"user": "customer", "item": "product", "time": "when"}
+        other = recperf.dataset(made, name=f"of-{kind.__name__.lower()}", items=items, split="leave-one-out", **columns)
+        assert columns_of(open_store(other.folder))["sort"].values.to_pylist()[1:3] == ["tea", "cups"]
         assert json.loads((other.folder / "split.json").read_text())["kind"] == "leave-one-out"
         assert isinstance(recperf.OpenRun(run.folder, frames=other.frames).recommend(["c1"], k=3), kind)
 

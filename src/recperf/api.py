@@ -80,8 +80,9 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     `source` is a frame of pandas or polars, a table of pyarrow, a dict of columns, the path of a file, or the name of a
     dataset that is there already. Rows are events: who took which item, and when; with `clicks` they are rows with a
     label and any features. `options` are those of the command, such as `user`, `item`, `time`, `rating` or `label`: the
-    columns' names; and what is held out: `split`, `holdout`, `boundary`, `split_seed`. An import that is there already,
-    of the same rows and options, is used again, and divided anew where that is asked for.
+    columns' names; `items` and `users` may be frames too; and what is held out: `split`, `holdout`, `boundary`,
+    `split_seed`. An import that is there already, of the same rows and options, is used again, and divided anew where
+    that is asked for.
     """
     from .data import datasets, importing
     from .data.config import SPLIT_FIELDS, SplitOptions
@@ -99,7 +100,11 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
         near = errors.did_you_mean(min(unknown), known)
         raise UsageError(f"dataset has no option {min(unknown)!r}{near}", where={"known": ", ".join(sorted(known))})
     with _as_command() as terminal, TemporaryDirectory(prefix="recperf-") as folder:
-        path, library = (Path(source).expanduser(), "") if is_path else _written(source, Path(folder))
+        path, library = (Path(source).expanduser(), "") if is_path else _written(source, Path(folder, "frame.parquet"))
+        for side in options.keys() & {"items", "users"}:
+            table = options[side]
+            is_file = table is None or isinstance(table, (str, Path))
+            options[side] = table and Path(table) if is_file else _written(table, Path(folder, f"{side}.parquet"))[0]
         if not is_path and not name:
             from .files import sha256
 
@@ -113,12 +118,12 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     return replace(datasets.find(asked.name), frames=library)
 
 
-def _written(frame: Any, folder: Path) -> tuple[Path, str]:
-    """A frame as a Parquet file, and the library that it is of."""
+def _written(frame: Any, path: Path) -> tuple[Path, str]:
+    """A frame written as a Parquet file, and the library that it is of."""
     from .data.tables import pyarrow
     from .execution.scoring import columns_of, kind_of, to_table
 
-    columns, path = columns_of(frame), folder / "frame.parquet"
+    columns = columns_of(frame)
     pyarrow(".parquet").write_table(to_table(columns, columns), str(path))
     return path, kind_of(frame)
 

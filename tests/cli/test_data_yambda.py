@@ -60,7 +60,7 @@ def test_an_imported_dataset_is_found_by_its_name(call: Call) -> None:
     arguments = ("--user", "who", "--item", "what", "--time", "at", "--label", "clicked", "--name", "mine")
     made = answer(call, "import", "--events", "log.csv", *arguments)
     assert (made["events"], made["users"]) == (18, 2)
-    assert answer(call, "info", "mine", "--min-history", "2")["anchors"]["total"] == 14
+    assert answer(call, "info", "mine")["labelled"] == 18
     assert answer(call, "check", "mine")["store"]["digest"] == made["digest"]
     assert made["imported"] is True
     again = answer(call, "import", "--events", "log.csv", *arguments)

@@ -79,7 +79,7 @@ def test_doctor_starts_with_the_standard_library_alone(tmp_path: Path, blocked: 
     assert "Traceback" not in done.stderr
     if blocked == "doctor":
         assert "not installed: msgspec, numpy, rich, torch, tyro" in done.stdout
-        assert "huggingface_hub not installed; recperf data get yambda-50m needs it" in done.stdout
+        assert "huggingface_hub not installed; recperf data get needs it for events" in done.stdout
     else:
         assert done.stderr.count("error:") == 1
         assert "is not installed" in done.stderr

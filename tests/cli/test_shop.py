@@ -6,13 +6,16 @@ import csv
 import json
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 Recperf = Callable[..., str]
-SORTS = ("tea", "coffee", "cups", "books")
+KINDS = ("Tee", "Kaffee", "Tassen", "Bücher")
+SUMMER = timezone(timedelta(hours=2))
 
 
 @pytest.fixture
@@ -29,70 +32,150 @@ def recperf(call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.Monke
 
 
 def purchases(path: Path, *, start: datetime, buyers: int) -> list[dict[str, str]]:
-    """A log whose column of times has no usual name; one of its rows is there twice."""
+    """A log whose columns have no usual names and whose times have a zone; one of its rows is there twice."""
     draw = random.Random(buyers)
     rows = []
     for buyer in range(buyers):
         moment, liked = start + timedelta(days=40 * draw.random()), draw.randrange(4)
         for _ in range(draw.randrange(8, 20)):
-            product = draw.randrange(15) * 4 + (liked if draw.random() < 0.8 else draw.randrange(4))
+            article = draw.randrange(15) * 4 + (liked if draw.random() < 0.8 else draw.randrange(4))
             moment += timedelta(hours=30 * draw.random())
-            stars = 5 if product % 4 == liked else draw.randrange(1, 5)
-            row = {"client": f"c{buyer}", "happened": moment.isoformat(timespec="seconds"), "stars": str(stars)}
-            rows.append({"sku": f"P{product:02d}", **row})
+            stars = 5 if article % 4 == liked else draw.randrange(1, 5)
+            row = {"Kundin-Nr": f"k{buyer}", "wann?": moment.isoformat(timespec="seconds"), "sterne": str(stars)}
+            rows.append({"ARTIKEL": f"A{article:02d}", **row, "menge": str(draw.randrange(1, 4))})
     rows.append(rows[0])
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=";")
         writer.writeheader()
         writer.writerows(rows)
     return rows
 
 
-def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> None:
-    rows = purchases(tmp_path / "log.csv", start=datetime(2026, 1, 1, tzinfo=UTC), buyers=60)
-    items = [f"P{number:02d},Product {number},{SORTS[number % 4]}\n" for number in range(60)]
-    (tmp_path / "products.csv").write_text("".join(["sku,name,sort\n", *items]))
-    said = recperf("data", "import", "log.csv", "--items", "products.csv", "--name", "shop")
-    assert "recognised  by name: client (user), sku (item), stars (rating); by its values: happened (time)" in said
-    assert "note: 1 row (0.1%) repeats the user, item, time and label of another" in said
-    assert "next: recperf run hstu --data shop" in said
-    assert f"shop: {len(rows)} events of 60 users" in recperf("data", "info", "shop")
+def column(path: Path, name: str) -> list[str]:
+    return [row[name] for row in csv.DictReader(path.read_text().splitlines())]
 
-    for name in ("hstu", "micro-dlrm"):
-        recperf("run", name, "--data", "shop", "--run-dir", f"runs/{name}", "--train.max-steps", 8, "--no-peaks",
+
+def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = purchases(tmp_path / "log.csv", start=datetime(2026, 1, 1, tzinfo=SUMMER), buyers=60)
+    goods = {f"A{number:02d}": (KINDS[number % 4], f"{1.5 * number + 2:.2f}", "neu|rot" if number % 3 else "alt")
+             for number in range(60)}  # fmt: skip
+    lines = [f"{key},Ware Nr. {key[1:]},{','.join(known)}\n" for key, known in goods.items()]
+    (tmp_path / "waren.csv").write_text("".join(["ARTIKEL,bezeichnung,sorte,preis,etiketten\n", *lines]))
+    lines = [f"k{buyer},{('Bern', 'Genf')[buyer % 2]},{20 + buyer}\n" for buyer in range(60)]
+    (tmp_path / "kunden.csv").write_text("".join(["Kundin-Nr,ort,alter\n", *lines]))
+    columns = ("--user", "Kundin-Nr", "--item", "ARTIKEL", "--rating", "sterne")
+    said = recperf(
+        "data", "import", "log.csv", *columns, "--items", "waren.csv", "--users", "kunden.csv", "--name", "laden"
+    )
+    assert "recognised  by its values: wann? (time)\n" in said
+    assert "--time none: wann? is no time" in said
+    assert "menge       not used" in said
+    items = "bezeichnung (title), sorte (4 categories), preis (number), etiketten (3 categories, several each)"
+    assert f"waren.csv   of items: ARTIKEL (id), {items}\n" in said
+    assert "kunden.csv  of users: Kundin-Nr (id), ort (2 categories), alter (number)\n" in said
+    assert "note: 1 row repeats the user, item, time and rating of another (0.1%)" in said
+    assert "next: recperf run hstu --data laden" in said
+    described = recperf("data", "info", "laden")
+    assert f"laden: {len(rows)} events of 60 users and 60 items, 2026-01-02 to" in described
+    assert not any(word in described for word in ("listen", "artist", "album", "anchor"))
+
+    for name in ("hstu", "dlrm"):
+        recperf("run", name, "--data", "laden", "--run-dir", f"runs/{name}", "--train.max-steps", 8, "--no-peaks",
                 "--target.beat", "none", "--no-report", "--quiet")  # fmt: skip
-        data = json.loads((tmp_path / "runs" / name / "data.json").read_text())
-        assert data["split"] == "time"
-    listed = recperf("recommend", "runs/hstu", "--users", "c1", "c2", "--k", 3)
-    assert listed.split()[:4] == ["client", "rank", "sku", "title"]
-    assert "Product" in listed
-    recperf("recommend", "runs/micro-dlrm", "--users", "c1", "--k", 3)
+        assert json.loads((tmp_path / "runs" / name / "data.json").read_text())["split"] == "time"
+        listed = recperf("recommend", f"runs/{name}", "--users", "k1", "k2", "--k", 3)
+        assert listed.split()[:4] == ["Kundin-Nr", "rank", "ARTIKEL", "title"]
+        assert "Ware Nr. " in listed
 
     # The imported file, in another order of columns, and with what the dataset knows of the items anyway.
-    recperf("score", "runs/micro-dlrm", "--input", "log.csv", "--output", "scores.csv")
-    whole = tmp_path / "whole.csv"
-    sorts = {f"P{number:02d}": SORTS[number % 4] for number in range(60)}
-    with whole.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["stars", "sort", "client", "sku", "happened"])
+    said = recperf("score", "runs/dlrm", "--input", "log.csv", "--output", "scores.csv")
+    assert "not read by the model: wann?, sterne, menge\n" in said
+    with (tmp_path / "whole.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["sterne", "sorte", "Kundin-Nr", "etiketten", "ARTIKEL", "wann?", "preis"])
         writer.writeheader()
-        writer.writerows({**row, "sort": sorts[row["sku"]]} for row in rows)
-    recperf("score", "runs/micro-dlrm", "--input", "whole.csv", "--output", "same.csv")
-    scores, same = (
-        [row["logit"] for row in csv.DictReader((tmp_path / name).read_text().splitlines())]
-        for name in ("scores.csv", "same.csv")
-    )
+        known = ({key: row[key] for key in row if key != "menge"} for row in rows)
+        more = (dict(zip(("sorte", "preis", "etiketten"), goods[row["ARTIKEL"]])) for row in rows)
+        writer.writerows({**one, **others} for one, others in zip(known, more))
+    recperf("score", "runs/dlrm", "--input", "whole.csv", "--output", "same.csv")
+    recperf("score", "runs/dlrm", "--held-out", "--output", "held-out.csv")
+    scores = column(tmp_path / "scores.csv", "logit")
     assert len(scores) == len(rows)
-    assert scores == same
+    assert column(tmp_path / "same.csv", "logit") == scores
+    by_pair = {(row["Kundin-Nr"], row["ARTIKEL"]): score for row, score in zip(rows, scores)}
+    held_out = zip(*(column(tmp_path / "held-out.csv", name) for name in ("Kundin-Nr", "ARTIKEL", "logit")))
+    assert all(by_pair[user, item] == logit for user, item, logit in held_out)
+    (tmp_path / "other.csv").write_text((tmp_path / "log.csv").read_text().replace("Kundin-Nr", "Kundin"))
+    refused = recperf("score", "runs/dlrm", "--input", "other.csv", "--output", "none.csv", code=3)
+    assert "the rows have no column 'Kundin-Nr'; is it 'Kundin'?" in refused
+
+    # Tracing the program takes longer than all the rest.
+    untraced = {"file": "", "inputs": [], "output": "", "largest_difference": 0, "expected_difference": 0}
+    monkeypatch.setattr("recperf.execution.exporting._write_program", lambda *_: untraced)
+    recperf("export", "runs/hstu", "--output", "exported")
+    exported = parquet.read_table(tmp_path / "exported" / "items.parquet")
+    assert exported.column_names == ["ARTIKEL", "sorte", "preis", "etiketten", "bezeichnung"]
+    assert exported.slice(4, 1).to_pylist() == [
+        {"ARTIKEL": "A04", "sorte": "Tee", "preis": 8.0, "etiketten": ["neu", "rot"], "bezeichnung": "Ware Nr. 04"}
+    ]
 
     # New days go on with the model, and the old log is replaced only when no import fails.
-    purchases(tmp_path / "new.csv", start=datetime(2026, 4, 1, tzinfo=UTC), buyers=62)
-    recperf("data", "import", "new.csv", "--name", "shop", code=3)
-    said = recperf("data", "import", "new.csv", "--items", "products.csv", "--name", "shop", "--replace")
-    assert "can no longer be resumed or scored: runs/hstu, runs/micro-dlrm" in said
-    refused = recperf("data", "remove", "shop", code=3)
-    assert "runs need shop to be resumed, scored or started from: runs/hstu, runs/micro-dlrm" in refused
-    recperf("data", "remove", "shop", "--force")
-    assert "there is no dataset and no file 'shop'" in recperf("data", "remove", "shop", code=2)
+    purchases(tmp_path / "new.csv", start=datetime(2026, 4, 1, tzinfo=SUMMER), buyers=62)
+    recperf("data", "import", "new.csv", *columns, "--items", "waren.csv", "--name", "april")
+    recperf("run", "--start-from", "runs/hstu", "--data", "april", "--run-dir", "runs/next", "--train.max-steps", 8,
+            "--no-peaks", "--no-report", "--quiet")  # fmt: skip
+    assert "k61" in recperf("recommend", "runs/next", "--users", "k61", "--k", 3)
+    recperf("data", "import", "new.csv", *columns, "--name", "laden", code=3)
+    said = recperf("data", "import", "new.csv", *columns, "--name", "laden", "--replace")
+    assert "can no longer be resumed or scored: runs/dlrm, runs/hstu" in said
+    refused = recperf("data", "remove", "laden", code=3)
+    assert "runs need laden to be resumed, scored or started from: runs/dlrm, runs/hstu" in refused
+    recperf("data", "remove", "laden", "--force")
+    assert "there is no dataset and no file 'laden'" in recperf("data", "remove", "laden", code=2)
+
+
+def test_files_as_others_write_them(recperf: Recperf, tmp_path: Path) -> None:
+    """Parquet without ratings, JSON lines, RecBole's .inter, and MovieLens' files with ::, each recognised as it is."""
+    table = {"buyer": [1, 2, 2, 3] * 9, "product_id": [*range(12)] * 3, "quantity": [*range(36)]}
+    when = [datetime(2026, 1, 1 + row % 28, row % 24) for row in range(36)]
+    parquet.write_table(pa.table({**table, "order_date": when}), tmp_path / "purchases.parquet")
+    said = recperf("data", "import", "purchases.parquet", "--user", "buyer")
+    assert "purchases: 36 events of 3 users and 12 items, 2026-01-01 to 2026-01-28" in said
+    assert "by name: product_id (item), order_date (time)" in said
+    assert "no rating or label: --user" in said
+    assert "with 4 negatives drawn for each" in said
+
+    views = (
+        {
+            "visitor": f"v{row % 4}",
+            "article": f"a{row % 7}",
+            "ts": 1_770_000_000_000 + row,
+            "tags": ["x", "y"][: row % 7],
+        }
+        for row in range(70)
+    )
+    (tmp_path / "views.jsonl").write_text("".join(json.dumps(view) + "\n" for view in views))
+    said = recperf("data", "import", "views.jsonl")
+    assert "by name: visitor (user), article (item), ts (time)" in said
+    assert "ts       time, in milliseconds" in said
+    assert "tags     of the item: 2 categories, several each" in said
+
+    lines = (f"u{row % 5}\ti{row % 9}\t{1 + row % 5}\t{880_000_000 + row}\n" for row in range(45))
+    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    (tmp_path / "set.inter").write_text("".join([header, *lines]))
+    said = recperf("data", "import", "set.inter")
+    assert "by name: user_id (user), item_id (item), timestamp (time), rating (rating)" in said
+    assert "set: 45 events of 5 users and 9 items" in said
+
+    ratings = "".join(f"{row % 5}::{row % 9}::{1 + row % 5}::{row}\n" for row in range(45))
+    (tmp_path / "ratings.dat").write_text(ratings)
+    films = "".join(f"{item}::Film {item}::{'Drama|' * (item % 2)}War\n" for item in range(9))
+    (tmp_path / "movies.dat").write_text(films)
+    (tmp_path / "users.dat").write_text("".join(f"{user}::{'FM'[user % 2]}::{user}\n" for user in range(5)))
+    numbered = ("--user", 1, "--item", 2, "--rating", 3, "--time", 4)
+    files = ("--items", "movies.dat", "--users", "users.dat")
+    said = recperf("data", "import", "ratings.dat", *numbered, *files, "--name", "films")
+    assert "movies.dat  of items: 1 (id), 2 (title), 3 (2 categories, several each)" in said
+    assert "users.dat   of users: 1 (id), 2 (2 categories)" in said
 
 
 @pytest.mark.parametrize(
@@ -100,6 +183,7 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> 
     [
         ("user,item,placed,sent", ["1,2,2026-01-0{n},2026-02-0{n}"], "columns 'placed' and 'sent' both have times"),
         ("user,item,placed,price", ["1,2,2026-01-0{n},2026"], ""),
+        ("user,item,placed,price", ["1,2,2026/01/0{n} 10:00:00,2026"], ""),
         ("user,item,seconds,price", ["1,2,180000000{n},7"], ""),
         ("user,item,milliseconds,number", ["1,2,1800000000{n}00,70000000{n}"], ""),
     ],

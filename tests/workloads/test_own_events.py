@@ -17,7 +17,7 @@ from recperf.cli import main
 from recperf.data.blocks import Column
 from recperf.data.datasets import Dataset
 from recperf.data.events.imports import import_events
-from recperf.data.events.kinds import LISTEN_PLUS, LISTENS
+from recperf.data.events.kinds import LABELLED, POSITIVE
 from recperf.data.events.options import ImportOptions
 from recperf.data.events.store import EventStore, open_store
 from recperf.data.streaming.config import HistoryConfig
@@ -30,6 +30,7 @@ from recperf.train.metrics import auc
 from recperf.workloads.click_candidates import imported_logits, scored_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
+from recperf.workloads.dlrm_v4.own_data import with_groups
 from recperf.workloads.micro_dlrm import config as micro_dlrm
 from recperf.workloads.micro_dlrm.config import imported
 
@@ -98,10 +99,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> EventStore:
     user, item = draw.integers(1, USERS + 1, EVENTS), draw.integers(1, ITEMS + 1, EVENTS)
     rating = 1 + (draw.random(EVENTS) * 3 + (item % 3)).astype(int)
     rows = zip(user, item, rating, draw.integers(1_000_000, 1_001_000, EVENTS), item % 4)
-    text = "user,item,rating,time,artist\n" + "\n".join(",".join(map(str, row)) for row in rows)
+    text = "user,item,rating,time,brand\n" + "\n".join(",".join(map(str, row)) for row in rows)
     (folder / "events.csv").write_text(text)
-    options = ImportOptions(events=folder / "events.csv", rating="rating", artist="artist", name="own")
-    return open_store(import_events(options, folder / "store"))
+    options = ImportOptions(events=folder / "events.csv", rating="rating", name="own")
+    return with_groups(open_store(import_events(options, folder / "store")))
 
 
 def test_defaults_follow_the_data(store: EventStore) -> None:
@@ -128,8 +129,8 @@ def test_rates_know_only_the_past(store: EventStore) -> None:
     queries = Histories(store, dlrm_v4.laptop().data.history).events(positions, store.kinds(positions))
     features = dict(zip(RATES, rates.of(queries).T))
     users, items = store.users_of(np.arange(store.events)), store.items_at(slice(0, store.events))
-    times, artists = store.times_E[:].astype(int), store.catalogue_I2[items, 0]
-    positive = (store.kinds(slice(0, store.events)) & LISTEN_PLUS) > 0
+    times, artists = store.times_E[:].astype(int), store.groups_IG[items, 0]
+    positive = (store.kinds(slice(0, store.events)) & POSITIVE) > 0
     overall = rates.overall(times)
     expected = {
         name: 1 / (1 + np.exp(-features["overall"] - features[other]))
@@ -160,7 +161,7 @@ def test_later_outcomes_change_nothing(store: EventStore) -> None:
     """Also not through the similarities of items; those of the training windows are as of each anchor."""
     now = 1_000_500
     times, kinds = store.times_E[:], store.kinds(slice(0, store.events))
-    changed = replace(store, packed_kinds_E=Column(np.where(times < now, kinds, kinds ^ np.uint8(LISTENS))))
+    changed = replace(store, kind_columns=(Column(np.where(times < now, kinds, kinds ^ np.uint8(LABELLED))),))
     positions = np.flatnonzero(times < now)
     for cut in (now, now + 300):
         before, after = (

@@ -19,13 +19,13 @@ import torch
 import recperf
 from recperf.cli import main
 from recperf.data.events.earlier_ids import matched, with_earlier_ids
-from recperf.data.events.item_features import item_values
-from recperf.data.events.store import originals
+from recperf.data.events.item_table import item_values
 from recperf.data.known.opening import open_events
 from recperf.execution.exporting import compared
 from recperf.execution.serving import TableExport
 from recperf.models.init import normal_
 from recperf.models.next_item.model import STD
+from recperf.workloads.dlrm_v4.own_data import group_names
 
 DAY = 86_400
 SMALL = ["--model.dim", "16", "--model.blocks", "1", "--model.head-dim", "8", "--model.max-length", "8"]
@@ -204,8 +204,8 @@ def test_rows_of_dlrm_v4_go_on_with_the_state_of_their_optimizer(folder: Path, r
         states.append(dict(zip(ids, tables.state("item_id")[numbers].tolist())))
     assert set(rows[1]) == {f"i{item}" for item in range(55)}
     assert all(torch.equal(rows[1][item], rows[0][item]) for item in rows[0])
-    groups = {ids: served.store.catalogue_I2[number, 0] for ids, number in zip(ids, numbers)}
-    colours = originals(served.store.folder, "artists")
+    groups = {ids: served.store.groups_IG[number, 0] for ids, number in zip(ids, numbers)}
+    colours = group_names(served.store)["first group"]
     assert {item: colours[group - 1] for item, group in groups.items()} == {
         f"i{item}": f"colour {item // 10}" for item in range(55)
     }

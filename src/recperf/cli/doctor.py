@@ -177,7 +177,7 @@ PACKAGES = {
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
     "pages": (("matplotlib", "jinja2"), "pages need it", "pip install matplotlib jinja2"),
     "data": (("pyarrow", "duckdb"), "imports of files need it", "pip install pyarrow duckdb"),
-    "yambda": (("huggingface_hub",), "recperf data get yambda-50m needs it", "pip install 'recperf[data]'"),
+    "downloads": (("huggingface_hub",), "recperf data get needs it for events", "pip install 'recperf[data]'"),
     "mlperf": (("mlperf_logging",), "recperf mlperf needs it", "pip install 'recperf[mlperf]'"),
 }
 """Modules that belong together, what needs them, and the command that installs them."""

@@ -47,8 +47,9 @@ class Options(ModelOptions, ForceOption):
     allow_unknown: bool = False
     """Also accept over 100 users of which more than half are unknown to the data of the model."""
     output: Path | None = None
-    """The file to write, .parquet or .csv, with the columns user, rank, item, score, logit and rank_score; without one
-    the items of up to 20 users are printed. An older such table is replaced."""
+    """The file to write, .parquet or .csv, with the columns of user and item by your names, rank, title if there are
+    titles, score, logit and rank_score; without one the items of up to 20 users are printed. An older such table is
+    replaced."""
 
 
 def command(arguments: list[str]) -> int:

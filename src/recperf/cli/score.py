@@ -96,4 +96,6 @@ def text_of(summary: ScoreSummary) -> str:
     ]
     if unknown := unknown_text(summary.unknown):
         lines.append(f"  {unknown}")
+    if summary.unread:
+        lines.append(f"  {summary.unread}")
     return "\n".join([*lines, f"  scores: {summary.output}"])

@@ -143,10 +143,10 @@ class ClickBatch(Tensors):
 
 @dataclass(frozen=True, eq=False)
 class HistoryBatch(Tensors):
-    """The histories of B users, and whether each then listened to one candidate item.
+    """The histories of B users, and whether the label of one candidate item was positive.
 
     The batch has T history events, sample after sample. `features` holds the ids to look up: one per sample for context
-    features and the candidate, and item, artist and album of every history event.
+    features and the candidate, and three of every history event: the item and two groups of it.
     """
 
     features: JaggedFeatures

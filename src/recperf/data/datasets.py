@@ -32,7 +32,7 @@ class Kind:
 
 
 KINDS = {
-    "events": Kind("store/store.json", rows="events", form=("recperf-events", 2)),
+    "events": Kind("store/store.json", rows="events", form=("recperf-events", 3)),
     "clicks": Kind("clicks/clicks.json", rows="rows", form=("recperf clicks", 4)),
 }
 """Kinds that an import writes; a dataset has the first of which the description exists."""

@@ -135,7 +135,10 @@ def remove_dataset(name: str, *, needed_by: list[str], force: bool) -> dict[str,
     if needed_by and not force:
         what = f"runs need {name} to be resumed, scored or started from: {', '.join(needed_by)}"
         raise DataError(what, where={"folder": existing.folder}, fix="--force removes it all the same")
-    rows, size = existing.rows, existing.bytes
+    rows, size = None, existing.bytes
+    # One of an earlier version can be removed as well.
+    with suppress(DataError):
+        rows = existing.rows
     folder = locations.dataset_folder(name)
     with alone(folder, what=f"importing or removing {name}"):
         shutil.rmtree(existing.folder)

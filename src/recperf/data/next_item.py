@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .config import EventSplitOptions
-from .events.item_features import ItemValues, item_values
+from .events.item_table import ItemValues, item_values
 from .events.store import EventStore
 from .known.opening import open_events
 from .split.events import LEAST_TAKEN, EventSplit, of_events

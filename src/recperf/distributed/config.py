@@ -26,7 +26,7 @@ class DistributedConfig:
     """Options of a run with several ranks (`recperf run --ranks N`, or torchrun); a single process ignores them."""
 
     sharding: str = ""
-    """Sharding of tables: a kind for all, for single ones, or both, as in table,album_id=column. Kinds are row, column,
+    """Sharding of tables: a kind for all, for single ones, or both, as in table,item_id=column. Kinds are row, column,
     table, data-parallel (copies on all ranks) and auto, which is row or table and the default."""
     all_to_all: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Precision in which rows and their gradients are sent."""

@@ -89,7 +89,8 @@ def recommend(
     lists: list[Tensor] | None = None,
 ) -> Iterator[Table]:
     """Tables of user or history, rank, item, title if the data has titles, score, logit and rank_score, in the order of
-    the requests. A column that would be named like a feature of the model has another name.
+    the requests. User and item have the names of the import; a column that would be named like a feature of the model
+    has another name.
 
     The order is that of rank_score: the log probability that the user meets the item and the label is positive; the
     logit where labels themselves say which items users meet, or where the model predicts the next item. Items with

@@ -38,6 +38,8 @@ class ScoreSummary(ModelFacts, kw_only=True):
     rows: int
     unknown: dict[str, int]
     """Rows with an id that the training data does not have, by column."""
+    unread: str
+    """Says which columns of the input the model does not read."""
     seconds: float
     rows_per_s: float
     output: str
@@ -62,7 +64,7 @@ def score_file(
         raise UsageError("the output is the input", fix="write the scores to another file")
     place = table_file(output, SCORES, force=force)
     require_writable(place.parent)
-    scored, total = (_held_out(model), None) if source is None else _of_file(model, source, columns)
+    scored, total, unread = (_held_out(model), None, "") if source is None else _of_file(model, source, columns)
     began, rows = perf_counter(), 0
     unknown: dict[str, Unknown] = {}
 
@@ -83,6 +85,7 @@ def score_file(
         **as_json(model.facts),
         rows=rows,
         unknown={column: one.rows for column, one in unknown.items()},
+        unread=unread,
         seconds=round(seconds, 3),
         rows_per_s=round(rows / max(seconds, 1e-9), 1),
         output=str(output),
@@ -98,8 +101,8 @@ def _held_out(model: TrainedModel) -> Scored:
         yield with_columns(table, score_columns(model.logits(inputs), model.served.names())), {}
 
 
-def _of_file(model: TrainedModel, path: Path, columns: Sequence[str] | None) -> tuple[Scored, int | None]:
-    """The scored rows of a file, and how many it has where that is known."""
+def _of_file(model: TrainedModel, path: Path, columns: Sequence[str] | None) -> tuple[Scored, int | None, str]:
+    """The scored rows of a file, how many it has where that is known, and which columns are not read."""
     file = RowFile(path)
     roles, written = model.columns(file.names), list(file.names if columns is None else columns)
     for name in written:
@@ -118,7 +121,7 @@ def _of_file(model: TrainedModel, path: Path, columns: Sequence[str] | None) -> 
         if file.source.has_changed():
             raise DataError("the file changed while it was scored", where={"file": path}, fix="score it again")
 
-    return scored(), file.rows()
+    return scored(), file.rows(), model.unread(file.names)
 
 
 def whole_batches(model: TrainedModel) -> int:

@@ -33,6 +33,8 @@ SCORES = ("score", "logit")
 """Columns that scoring adds: the probability of a positive label, and its log odds."""
 BY_ID = "own id; a missing id has the entry `missing` where there is one, any other id the entry `other`"
 """How an embedding is found in a table with own ids."""
+MOST_UNREAD = 20
+"""Columns without a use that a message lists."""
 FEW_ROWS = 100
 """Of more rows than these, at most half may have an unknown id in a column, unless that is allowed."""
 BLOCK_ROWS = 1 << 16
@@ -120,8 +122,8 @@ class Served(Protocol):
         """Names of the columns that the model reads."""
         return {name for names in (*self.roles.values(), *self.optional.values()) for name in names}
 
-    def known_of_items(self) -> Collection[str]:
-        """Roles whose columns rows may leave out, since the data says what they are for each item."""
+    def known(self) -> Collection[str]:
+        """Roles whose columns rows may leave out, since the data says what they are for each user or item."""
         return ()
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
@@ -232,7 +234,7 @@ class TrainedModel:
         required = {role: find_column(role, named, names, required=False) for role, named in served.roles.items()}
         missing = [role for role, column in required.items() if column is None]
         if missing:
-            known = served.known_of_items()
+            known = served.known()
             for role in missing:
                 find_column(role, served.roles[role], names, required=role not in known)
         more = {role: find_column(role, names_, names, required=False) for role, names_ in served.optional.items()}
@@ -242,6 +244,13 @@ class TrainedModel:
             shared = next(column for column in columns.values() if [*columns.values()].count(column) > 1)
             raise DataError(f"column {shared!r} would serve two features", fix="name the columns as at the import")
         return columns
+
+    def unread(self, names: Sequence[str]) -> str:
+        """Says which columns of rows with these names the model does not read; empty if it reads all."""
+        read = self.columns(names).values()
+        others = [name for name in names if name not in read]
+        more = f" and {len(others) - MOST_UNREAD:,} more" if len(others) > MOST_UNREAD else ""
+        return f"not read by the model: {', '.join(others[:MOST_UNREAD])}{more}" if others else ""
 
     def score(self, rows: Table, columns: Mapping[str, str]) -> tuple[Tensor, dict[str, Unknown]]:
         """The logits of rows, and those with an unknown id, by column; `columns` are those that serve each role."""

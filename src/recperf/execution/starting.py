@@ -30,7 +30,7 @@ from ..runs.record import START_FOLDER, Run, read_config
 from ..runs.result import Data, RowCounts, StartedFrom
 from ..train import checkpoint_folder as folders
 from ..units import size
-from .workload import HASHED, Workload
+from .workload import HASHED, Workload, load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -217,7 +217,8 @@ def _copy(workload: Workload, config: Any, folder: Path, held_out_from: int | No
         raise DataError(f"checkpoint {path.name} of {run.name} is damaged: {fault}", where={"folder": path})
     roles = [role for role in dict.fromkeys(workload.id_tables.values()) if role != HASHED]
     earlier, data = _data_of(run, _config_of(workload, run)), config.data
-    matched = _matching(data).matched(earlier, _opened(data), config.start.forget_days)
+    names = [load(workload.id_names)] if workload.id_names else []
+    matched = _matching(data).matched(earlier, _opened(data), config.start.forget_days, *names)
     unused = matched.rows.keys() - set(roles)
     shutil.rmtree(folder, ignore_errors=True)
     with writing(folder):

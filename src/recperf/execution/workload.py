@@ -364,9 +364,12 @@ class Workload:
     serve: Named | None = None
     """"module:Class" of the `Served` model of a config, for scoring rows after training; None where rows are random."""
     id_tables: Mapping[str, str] = field(default_factory=dict)
-    """The tensors of the model's state whose row k is that of id k of an event store, with the role of the id: users,
-    items, artists or albums, or HASHED; or with the role rows, the stacked tables of all columns of clicks. Where there
+    """The tensors of the model's state whose row k is that of id k of an event store, with the role of the id: users or
+    items, one of `id_names`, or HASHED; or with the role rows, the stacked tables of all columns of clicks. Where there
     is one, a run can start from another on other data."""
+    id_names: Named | None = None
+    """"module:function" that lists, for a store of events, the names of ids of further roles, the k-th with row k + 1;
+    None: those of features of items."""
     with_rows: Callable[[Any], Any] | None = None
     """Sets the rows of these tables in a config to those that its events need; None: `resolve` does."""
     submission: str | None = None

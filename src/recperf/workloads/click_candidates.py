@@ -127,7 +127,7 @@ def catalogue_of(clicks: ClickRows, batch_size: int) -> ClickCatalogue | None:
     if train.users_N is None or train.items_N is None or valid.items_N is None:
         return None
     columns = ItemColumns(_size(train.items_N, valid.items_N), len(clicks.dense_names), sum(clicks.slots))
-    add_training_rows(clicks, (train.items_N, columns))
+    add_rows(clicks, "train", (train.items_N, columns))
 
     def batches(rows_P: Tensor, items_P: Tensor) -> Iterator[ClickBatch]:
         rows = clicks.take("valid", rows_P.numpy())
@@ -141,10 +141,10 @@ def catalogue_of(clicks: ClickRows, batch_size: int) -> ClickCatalogue | None:
     return ClickCatalogue(train, valid, columns, batches)
 
 
-def add_training_rows(clicks: ClickRows, *columns: tuple[Tensor, ItemColumns]) -> None:
-    """Gather columns from the training rows; each comes with the item, or the user, of every row."""
-    for first in range(0, clicks.count("train"), AT_ONCE):
-        rows = clicks.rows_of("train", first, first + AT_ONCE)
+def add_rows(clicks: ClickRows, split: Split, *columns: tuple[Tensor, ItemColumns]) -> None:
+    """Gather columns from the rows of a split; each comes with the item, or the user, of every row."""
+    for first in range(0, clicks.count(split), AT_ONCE):
+        rows = clicks.rows_of(split, first, first + AT_ONCE)
         dense_ND, ids_NS = torch.from_numpy(rows.dense_ND), torch.from_numpy(rows.ids_NS).long()
         for owners_N, of_owner in columns:
             of_owner.add(owners_N[first : first + AT_ONCE], dense_ND, ids_NS)

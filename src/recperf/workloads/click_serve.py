@@ -21,7 +21,7 @@ from ..data.batch import ClickBatch
 from ..data.order import ClickOrder
 from ..data.rows.clicks import Clicks, dense_features
 from ..data.rows.imported import ImportedClicks
-from ..data.tables import EMPTY, Ids, MemoryRows, Rows, Table, Unknown, pyarrow
+from ..data.tables import EMPTY, Ids, MemoryRows, Rows, Split, Table, Unknown, pyarrow
 from ..errors import UsageError
 from ..execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
 from ..models.dlrm import DLRM, make_interaction
@@ -32,7 +32,7 @@ from ..models.tiers.config import TablesConfig, scored_only
 from ..stop import poll
 from ..train.device import Settings, choose
 from ..train.ranking import grouped_items, log_shares
-from .click_candidates import SHOWN, ItemColumns, add_training_rows
+from .click_candidates import SHOWN, SPLITS, ItemColumns, add_rows
 from .clicks import SCORING_BATCH, largest_product
 from .dlrm.build import ConfiguredDLRM, readable
 from .dlrm.config import DLRMWorkloadConfig
@@ -91,12 +91,15 @@ class ServedClicks(Served):
 
     @cached_property
     def train_places(self) -> tuple[Tensor, Tensor]:
-        """The places in `users` and `items` of the user and the item of every training row; -1 for a missing one."""
+        return self.places("train")
+
+    def places(self, split: Split) -> tuple[Tensor, Tensor]:
+        """The places in `users` and `items` of the user and the item of every row of a split; -1 for a missing one."""
         assert self.users is not None
         assert self.items is not None
         places = []
         for role, ids in (("user", self.users), ("item", self.items)):
-            numbers_N, numbers_V = self.clicks.role_ids(role, "train"), ids.numbers_V
+            numbers_N, numbers_V = self.clicks.role_ids(role, split), ids.numbers_V
             assert numbers_N is not None
             places_N = np.searchsorted(numbers_V, numbers_N)
             places.append(torch.from_numpy(np.where(numbers_V[places_N] == numbers_N, places_N, -1)))
@@ -203,6 +206,17 @@ class ServedImported(ServedClicks):
         self.data_digest = clicks.digest
         self.roles = {one.name: (one.name,) for one in clicks.manifest.columns}
         self.users, self.items = self._ids("user"), self._ids("item")
+        self.titles = self._titles()
+
+    def _titles(self) -> list[str | None] | None:
+        table = None if self.items is None else self.clicks.titles()
+        if self.items is None or table is None:
+            return None
+        titles: list[str | None] = [None] * len(self.items)
+        for place, title in zip(self.items.indices(table["id"]).tolist(), table["title"].to_pylist()):
+            if place >= 0:
+                titles[place] = title
+        return titles
 
     def _vocabulary(self, key: str) -> Any:
         return self.clicks.columns.sparse[self.keys.index(key)][1].values
@@ -212,27 +226,29 @@ class ServedImported(ServedClicks):
         values = None if column not in self.keys else self._vocabulary(column)
         return None if values is None else CategoryIds(self.clicks, column, values)
 
-    def known_of_items(self) -> set[str]:
+    def known(self) -> set[str]:
         if self.users is None or self.items is None:
             return set()
-        by_item = self.owned[1]
+        return self.roles.keys() - set(self._of_neither()) - {self.users.role, self.items.role}
+
+    def _of_neither(self) -> list[str]:
+        """Columns that belong neither to the user nor to the item."""
+        user, item = self.owned
+        owned = torch.cat([user.by_item_D | item.by_item_D, user.by_item_S | item.by_item_S]).tolist()
         names = [*self.dense_names, *(key for key, slots in zip(self.keys, self.slots) for _ in range(slots))]
-        owned = torch.cat([by_item.by_item_D, by_item.by_item_S]).tolist()
-        others = {name for name, is_owned in zip(names, owned) if not is_owned}
-        return self.roles.keys() - others - {self.items.role}
+        return list(dict.fromkeys(name for name, is_owned in zip(names, owned) if not is_owned))
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
-        """Columns that rows do not have are those of their items in the training rows."""
+        """Columns that rows do not have are those of their users and items in the data."""
         arrow, missing = pyarrow(), self.roles.keys() - rows.keys()
         count = len(next(iter(rows.values())))
         none = {name: arrow.nulls(count, arrow.string()) for name in missing}
         inputs, unknown = self.clicks.encode(arrow.table({**rows, **none}))
         if missing:
-            assert self.items is not None
-            items_N = torch.from_numpy(self.items.numbers(rows[self.items.role])[0])
-            columns = self.owned[1].replaced(
-                items_N, torch.from_numpy(inputs.dense_ND), torch.from_numpy(inputs.ids_NS).long()
-            )
+            columns = torch.from_numpy(inputs.dense_ND), torch.from_numpy(inputs.ids_NS).long()
+            for ids, owned in zip((self.users, self.items), self.owned):
+                assert ids is not None
+                columns = owned.replaced(torch.from_numpy(ids.numbers(rows[ids.role])[0]), *columns)
             dense_ND, ids_NS = (column.numpy() for column in columns)
             at_D = [name.removesuffix(" missing") in missing for name in self.dense_names]
             at_S = np.repeat([key in missing for key in self.keys], self.slots)
@@ -250,25 +266,25 @@ class ServedImported(ServedClicks):
 
     @cached_property
     def owned(self) -> tuple[ItemColumns, ItemColumns]:
-        """As the training rows have them."""
+        """As the rows have them; the training rows decide which columns belong to whom."""
         assert self.users is not None
         assert self.items is not None
         sizes = len(self.users) + 1, len(self.items) + 1
-        user, item = (ItemColumns(size, len(self.dense_names), sum(self.slots)) for size in sizes)
-        users_N, items_N = self.train_places
-        add_training_rows(self.clicks, (users_N + 1, user), (items_N + 1, item))
-        return user, item
+        both = tuple(ItemColumns(size, len(self.dense_names), sum(self.slots)) for size in sizes)
+        decided = []
+        for split in SPLITS:
+            places = self.places(split)
+            add_rows(self.clicks, split, *((places_N + 1, one) for places_N, one in zip(places, both)))
+            decided.append([(one.by_item_D.clone(), one.by_item_S.clone()) for one in both])
+        for one, (by_item_D, by_item_S) in zip(both, decided[0]):
+            one.by_item_D, one.by_item_S = by_item_D, by_item_S
+        return both[0], both[1]
 
     def why_no_ranking(self) -> str | None:
         if self.users is None or self.items is None:
             return super().why_no_ranking()
-        user, item = self.owned
-        owned = torch.cat([user.by_item_D | item.by_item_D, user.by_item_S | item.by_item_S]).tolist()
-        names = [*self.dense_names, *(key for key, slots in zip(self.keys, self.slots) for _ in range(slots))]
-        others = list(dict.fromkeys(name for name, is_owned in zip(names, owned) if not is_owned))
-        if not others:
-            return None
-        return f"these columns belong neither to the user nor to the item: {', '.join(others[:5])}"
+        others = self._of_neither()
+        return f"these columns belong neither to the user nor to the item: {', '.join(others[:5])}" if others else None
 
     def own_ids(self, feature: str) -> tuple[Any, Any] | None:
         """Categories that enough training rows have; null for those of row 0 and for the missing one of row 1."""

@@ -146,11 +146,14 @@ class OpenRun:
         import torch
 
         from ..data.tables import add_unknown, in_blocks
+        from ..errors import notice_once
         from ..execution.scoring import columns_of, to_table, whole_batches, with_columns
         from ..execution.serving import score_columns
 
         given = columns_of(self._columns_of_array(frame) if is_array(frame) else frame)
         columns, logits = self.model.columns(list(given)), [torch.empty(0)]
+        if unread := self.model.unread(list(given)):
+            (self._notice or notice_once)(unread)
         table = to_table(given, columns.values())
         unknown: dict[str, Unknown] = {}
         for block in in_blocks([table], whole_batches(self.model)):
@@ -174,8 +177,9 @@ class OpenRun:
     def recommend(
         self, users: Any, k: int = 10, *, exclude_seen: bool | None = None, allow_unknown: bool = False
     ) -> Any:
-        """The k items of all that each user most likely meets and likes, or takes next: columns user, rank, item, title
-        if the data has titles, score, logit, and rank_score, which orders them.
+        """The k items of all that each user most likely meets and likes, or takes next: columns of the user, rank, the
+        item, title if the data has titles, score, logit, and rank_score, which orders them. User and item have the
+        names of the import.
 
         `users` are own ids, as a list or as a column of a frame. For next-item models they may be lists of own item
         ids, the newest last: histories of users that need not be in the data; the column `history` counts them from 1.

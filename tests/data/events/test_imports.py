@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from recperf.data.events import imports
 from recperf.data.events.imports import import_events
-from recperf.data.events.kinds import LISTEN_PLUS, ORGANIC, SKIP
+from recperf.data.events.item_table import columns_of, titles_of
+from recperf.data.events.kinds import NEGATIVE, POSITIVE
 from recperf.data.events.options import ImportOptions
 from recperf.data.events.store import EventStore, open_store, originals, verify
 from recperf.errors import ConfigError, DataError, RecperfError, UsageError
@@ -53,7 +54,7 @@ def write_table(tmp_path: Path, **columns: Any) -> Path:
 
 def rows(store: EventStore) -> list[tuple[int, int, int, bool]]:
     users = np.repeat(store.user_ids_U, np.diff(store.user_first_U1))
-    plus = store.kinds(slice(None)) & LISTEN_PLUS > 0
+    plus = store.kinds(slice(None)) & POSITIVE > 0
     return list(zip(users.tolist(), store.items_E[:].tolist(), store.times_E[:].tolist(), plus.tolist()))
 
 
@@ -122,8 +123,8 @@ def test_parquet_of_several_row_groups(tmp_path: Path) -> None:
         }
     )
     parquet.write_table(data, path, row_group_size=3)
-    store = import_file(path, label="r", artist="unused")
-    assert not store.catalogue_I2.any()
+    store = import_file(path, label="r")
+    assert columns_of(store) == {}
     assert rows(store) == [(1, 2, 2, False), (1, 3, 2, True), (2, 1, 1, True), (2, 1, 3, True)]
     assert originals(store.folder, "items") == [5, 6, 7]
 
@@ -181,16 +182,37 @@ def test_signals(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "1,1,1,2.5\n1,1,2,2.4\n1,1,3,-1\n")
     store = import_file(path, positive_from=2.5)
     assert [row[3] for row in rows(store)] == [True, False, False]
-    assert store.kinds(slice(None)).tolist() == [LISTEN_PLUS | ORGANIC, SKIP | ORGANIC, SKIP | ORGANIC]
+    assert store.kinds(slice(None)).tolist() == [POSITIVE, NEGATIVE, NEGATIVE]
 
 
-def test_the_last_artist_and_album_of_an_item_count(tmp_path: Path) -> None:
-    lines = ["1,10,1,4,A,7", "1,10,2,4,B,", "2,11,1,4,NA,7", "2,12,1,4,B,8", "2,10,3,4,A,8", "2,12,1,4,B,8"]
-    path = write(tmp_path, "u,i,t,r,a,b\n" + "\n".join(lines) + "\n")
-    store = import_file(path, artist="a", album="b")
-    assert store.catalogue_I2.tolist() == [[0, 0], [1, 2], [0, 1], [2, 2]]
-    assert originals(store.folder, "artists") == ["A", "B"]
-    assert originals(store.folder, "albums") == [7, 8]
+def test_columns_that_do_not_change_within_an_item_belong_to_it(tmp_path: Path) -> None:
+    """Of an item whose value changes the last one counts, if such items are few; else the column is not used."""
+    rows = [(user, item, 10 * user + item, 4, f"g{item % 3}", item % 7 + 0.5, item % 4, user % 2, f"Title {item}")
+            for user in range(4) for item in range(200)]  # fmt: skip
+    lines = [",".join(map(str, row)) for row in rows]
+    # Behind the first thousand rows, which are looked at, and in one item alone.
+    lines += ["9,9,99,4,NA,,1,1,"] * 400 + ["9,7,99,4,g9,0.5,,0,Title 7", "9,8,99,4,g2,1.5,0,9,Title 8"]
+    path = write(tmp_path, "u,i,t,r,group,weight,shelf,channel,name\n" + "\n".join(lines) + "\n")
+    store = import_file(path)
+    columns = columns_of(store)
+    assert {name: one.kind for name, one in columns.items()} == {
+        "group": "category",
+        "weight": "number",
+        "shelf": "category",
+    }
+    assert [columns["group"].values[number].as_py() for number in (7 + 1, 8 + 1, 9 + 1)] == ["g9", "g2", "g0"]
+    assert columns["weight"].values[8].as_py() == 0.5
+    assert titles_of(store, np.array([0, 1, 200])) == [None, "Title 0", "Title 199"]
+    assert store.imported is not None
+    assert store.imported.unused_columns == {"channel": ""}
+    table = store.imported.tables["item"]
+    assert (table.source, table.id, table.title, table.without) == (None, "i", "name", 0)
+    # What the first rows do not tell: a column that changes later within too many items.
+    late = [f"{user},{item},1,4,{user > 6}" for user in range(10) for item in range(200)]
+    (tmp_path / "late").mkdir()
+    store = import_file(write(tmp_path / "late", "u,i,t,r,late\n" + "\n".join(late) + "\n"))
+    assert store.imported is not None
+    assert store.imported.unused_columns == {"late": "it changes within 200 of 200 items"}
 
 
 NOT_SECONDS = "is not a time of 0 to 4,294,967,295 seconds"

@@ -12,18 +12,19 @@ import pyarrow.parquet as parquet
 import pytest
 
 from recperf.data.events.imports import import_dataset, import_events
-from recperf.data.events.item_features import FILE, read_items
-from recperf.data.events.kinds import DRAWN, LISTEN_PLUS
+from recperf.data.events.item_table import columns_of, item_values, titles_of
+from recperf.data.events.kinds import DRAWN, POSITIVE
 from recperf.data.events.manifest import DrawnNegatives
 from recperf.data.events.options import ImportOptions
-from recperf.data.events.row_queries import RowQueries
 from recperf.data.events.store import EventStore, open_store, originals, verify
 from recperf.data.known.event_files import check_store
 from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.data.streaming.history import Histories
+from recperf.data.streaming.queries import RowQueries
 from recperf.data.streaming.windows import WindowIndex
 from recperf.data.tables import BadRow
 from recperf.errors import DataError, UsageError
+from recperf.workloads.dlrm_v4 import own_data
 
 
 def imported(path: Path, content: str, *, folder: str = "store", **options: Any) -> EventStore:
@@ -46,10 +47,12 @@ def implicit(tmp_path: Path) -> EventStore:
 
 
 def test_columns_are_recognised_by_usual_names(tmp_path: Path) -> None:
-    store = imported(tmp_path / "log.csv", "Movie ID,userId,rating,timestamp,title\n7,1,5,9,A\n8,2,1,8,B\n")
+    lines = "7,1,5,9,A,1\n8,2,1,8,B,1\n8,1,1,8,B,2\n"
+    store = imported(tmp_path / "log.csv", "Movie ID,userId,rating,timestamp,title,n\n" + lines)
     columns = {role: getattr(store.imported.options, role) for role in ("user", "item", "rating", "time")}
     assert columns == {"user": "userId", "item": "Movie ID", "rating": "rating", "time": "timestamp"}
-    assert store.imported.unused_columns == ["title"]
+    assert titles_of(store, np.arange(3)) == [None, "A", "B"]
+    assert store.imported.unused_columns == {"n": ""}
     assert store.imported.distinct == {"users": 2, "items": 2}
     with pytest.raises(DataError, match="no column has a usual name for the user"):
         imported(tmp_path / "log.csv", "who,item,r\n1,2,3\n", folder="other")
@@ -75,10 +78,12 @@ def test_histories_hold_no_drawn_events_and_are_those_of_the_positive(implicit: 
     index = WindowIndex.open(implicit, WindowConfig(seconds=1 << 30, min_history=5))
     anchors = np.sort(index.anchors(0))
     assert len(anchors) == 30 * 7 * 4
-    batch = Histories(implicit, HistoryConfig(length=50, strategy="last-n", scan=12)).batch(anchors)
+    batch = Histories(own_data.with_groups(implicit), HistoryConfig(length=50, strategy="last-n", scan=12)).batch(
+        anchors
+    )
     lengths = np.diff(batch.history_offsets_B1.numpy()).reshape(-1, 4)
     assert lengths.tolist() == [[count] * 4 for count in range(5, 12)] * 30
-    assert set(batch.actions_T.tolist()) == {LISTEN_PLUS}
+    assert set(batch.actions_T.tolist()) == {POSITIVE}
     assert batch.labels_B.reshape(-1, 4).tolist() == [[0, 0, 0, 1]] * 210
     assert (batch.query_times_B.reshape(-1, 4) == batch.query_times_B.reshape(-1, 4)[:, :1]).all()
 
@@ -95,7 +100,7 @@ def test_events_without_a_time_are_in_random_order_or_in_that_of_the_file(tmp_pa
 
 
 @pytest.mark.parametrize("form", ["list in JSON", "list in Parquet", "bars", "commas", "printed list"])
-def test_genres_become_groups_that_models_read(tmp_path: Path, form: str) -> None:
+def test_lists_of_categories(tmp_path: Path, form: str) -> None:
     genres = {10: ["War", "Drama"], 11: ["Drama", "War"], 12: [], 13: ["Drama"]}
     rows = [(user, item, 10 * user + item, genres[item]) for user in (1, 2) for item in genres]
     path = tmp_path / "log"
@@ -110,9 +115,14 @@ def test_genres_become_groups_that_models_read(tmp_path: Path, form: str) -> Non
         text = {"bars": "|".join, "commas": ", ".join, "printed list": str}[form]
         lines = "".join(f'{user},{item},{time},"{text(values)}"\n' for user, item, time, values in rows)
         store = imported(path, ",".join(names) + "\n" + lines, negatives=0)
-    assert originals(store.folder, "artists") == ["Drama", "War"]
-    assert originals(store.folder, "albums") == ["Drama", "Drama|War"]
-    assert store.catalogue_I2.tolist() == [[0, 0], [2, 2], [1, 2], [0, 0], [1, 1]]
+    column = columns_of(store)["genres"]
+    assert column.kind == "categories"
+    assert column.values.to_pylist() == [None, *genres.values()]
+    # dlrm-v4 reads two groups in place of artist and album: the first value, and the set of all.
+    groups = own_data.groups(store)
+    assert groups is not None
+    assert groups.names == (["Drama", "War"], ["Drama", "Drama|War"])
+    assert groups.numbers_I2.tolist() == [[0, 0], [2, 2], [1, 2], [0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +159,19 @@ def test_notes_say_what_an_import_assumed(tmp_path: Path) -> None:
     assert notes("user,item,time,rating\n1,1,1,0.9\n2,1,1,0.8\n", "same")[0].startswith("all rows are positive")
 
 
+def test_a_store_of_another_version_is_refused_with_the_command_that_makes_it_anew(implicit: EventStore) -> None:
+    path = implicit.folder / "store.json"
+    content = path.read_text()
+    path.write_text(content.replace('"version": 3', '"version": 2'))
+    with pytest.raises(DataError, match="format 'recperf-events' 2; this recperf reads 'recperf-events' 3") as caught:
+        open_store(implicit.folder)
+    assert caught.value.fix == "recperf data import log.csv --name log --replace, with the other options as before"
+    path.write_text(content.replace('"version": 3', '"version": 2').replace('"import"', '"other"'))
+    with pytest.raises(DataError) as caught:
+        open_store(implicit.folder)
+    assert caught.value.fix == f"remove {implicit.folder}, then recperf data prepare log"
+
+
 def test_check_covers_the_lists_of_own_ids(implicit: EventStore) -> None:
     assert {"users.jsonl", "items.jsonl"} <= set(check_store(implicit, lambda *_: None)["verified_by_digest"])
     path = implicit.folder / "users.jsonl"
@@ -167,44 +190,76 @@ def with_items(folder: Path, items: str | bytes, name: str = "items.csv", **opti
     return open_store(import_events(requested, folder / "store"))
 
 
-def features(store: EventStore) -> dict[str, list[list[str]]]:
-    """The values of every feature, by item."""
-    items = read_items(store)
-    return {
-        name: [
-            [one.names[value - 1] for value in one.values_V[one.offsets_I1[item] : one.offsets_I1[item + 1]]]
-            for item in range(1, store.items)
-        ]
-        for name, one in items.features.items()
-    }
-
-
-def test_titles_and_features_by_the_numbers_of_the_store_with_the_first_feature_as_artist_and_album(
-    tmp_path: Path,
-) -> None:
+def test_columns_of_items_by_the_numbers_of_the_store(tmp_path: Path) -> None:
     rows = "brand,Item_ID,title,tags,url\nB,10,Ten,x|y,u1\nA,7,,y,u2\nA,8,Eight,z,u3\n,9, Nine ,,u4\n"
     store = with_items(tmp_path, rows)
-    items = read_items(store)
     # Items 7, 9 and 10 have the numbers 1, 2 and 3; 8 has no events.
-    assert items.titles == [None, None, "Nine", "Ten"]
-    assert features(store) == {"brand": [["A"], [], ["B"]], "tags": [["y"], [], ["x", "y"]]}
-    assert store.imported.item_file.left_out == {"url": "3 different values"}
-    assert originals(store.folder, "artists") == ["A", "B"]
-    assert store.catalogue_I2[:, 0].tolist() == [0, 1, 0, 2]
-    checked = check_store(store, lambda *_: None)
-    assert FILE in checked["verified_by_digest"]
-    (store.folder / FILE).write_bytes(b"other")
+    assert titles_of(store, np.arange(4)) == [None, None, "Nine", "Ten"]
+    columns = columns_of(store)
+    assert {name: (one.kind, one.values.to_pylist()) for name, one in columns.items()} == {
+        "brand": ("category", [None, "A", None, "B"]),
+        "tags": ("categories", [None, ["y"], [], ["x", "y"]]),
+        "url": ("text", [None, "u2", "u4", "u1"]),
+    }
+    assert store.imported.unused_columns == {}
+    values = item_values(store)
+    assert values.names == ["brand: A", "brand: B", "tags: x", "tags: y"]
+    weighted = [dict(zip(*one)) for one in zip(values.rows_IK.tolist(), values.weights_IK.tolist())]
+    assert [{row: one for row, one in item.items() if one} for item in weighted] == [
+        {}, {1: 1, 4: 1}, {}, {2: 1, 3: 0.5, 4: 0.5}
+    ]  # fmt: skip
+    groups = own_data.groups(store)
+    assert (groups.columns, groups.names) == (("brand", "tags"), (["A", "B"], ["x|y", "y"]))
+    assert groups.numbers_I2.tolist() == [[0, 0], [1, 2], [0, 0], [2, 1]]
+    assert "items.parquet" in check_store(store, lambda *_: None)["verified_by_digest"]
+    (store.folder / "items.parquet").write_bytes(b"other")
     with pytest.raises(DataError, match="the event store is damaged"):
-        read_items(store)
+        columns_of(store)
+
+
+def test_numbers_of_items_have_ranges_with_about_as_many_items_each(tmp_path: Path) -> None:
+    lines = "".join(f"{user},{item},{user + item},{item + item / 4}\n" for user in range(3) for item in range(40))
+    store = imported(tmp_path / "log.csv", "user,item,time,price\n" + lines, negatives=0)
+    prices, values = columns_of(store)["price"], item_values(store)
+    assert prices.kind == "number"
+    assert prices.values.to_pylist()[1:] == [1.25 * item for item in range(40)]
+    assert values.names[:2] == ["price: below 3.75", "price: 3.75 to 8.75"]
+    assert values.names[-1] == "price: from 43.75 on"
+    rows = values.rows_IK[1:, 0]
+    assert set(np.bincount(rows)[1:].tolist()) <= {3, 4, 5}
+    assert (np.diff(rows) >= 0).all()
+
+
+def test_a_file_of_users_and_context_go_with_the_events(tmp_path: Path) -> None:
+    """Drawn negatives have the context of their event."""
+    lines = "".join(f"u{user},{item},{user * 9 + item},{'web' if item % 2 else 'app'}\n" for user in range(6)
+                    for item in range(user, user + 8))  # fmt: skip
+    users = "age;who;land\n" + "".join(f"{20 + user};u{user};{'AB'[user % 2]}\n" for user in range(1, 6))
+    (tmp_path / "users.csv").write_text(users)
+    options = {"user": "who", "negatives": 2, "context": "channel", "users": tmp_path / "users.csv"}
+    store = imported(tmp_path / "log.csv", "who,item,time,channel\n" + lines, **options)
+    columns = columns_of(store, "user")
+    assert {name: (one.kind, one.values.to_pylist()) for name, one in columns.items()} == {
+        "age": ("number", [None, None, 21.0, 22.0, 23.0, 24.0, 25.0]),
+        "land": ("category", [None, None, "B", "A", "B", "A", "B"]),
+    }
+    assert (store.imported.tables["user"].id, store.imported.tables["user"].without) == ("who", 1)
+    assert store.imported.context.columns == {"channel": "category"}
+    stored = parquet.read_table(store.folder / "context.parquet").column(0).to_pylist()
+    drawn, items = (store.kinds(slice(None)) & DRAWN) > 0, store.items_at(slice(None))
+    positive = np.flatnonzero(~drawn)
+    # Negatives come right before their event.
+    events = positive[np.searchsorted(positive, np.arange(store.events))]
+    own = np.array(originals(store.folder, "items"))[items[events] - 1]
+    assert stored == ["web" if item % 2 else "app" for item in own.tolist()]
 
 
 def test_a_file_without_a_header_in_latin_1_as_movielens_has(tmp_path: Path) -> None:
     rows = "7::Misérables, Les (1995)::Drama|Musical\n10::Heat::Drama\n"
     store = with_items(tmp_path, rows.encode("latin-1"), "movies.dat")
-    items = read_items(store)
-    assert items.titles == [None, "Misérables, Les (1995)", None, "Heat"]
-    assert features(store) == {"3": [["Drama", "Musical"], [], ["Drama"]]}
-    assert store.imported.item_file.without == 1
+    assert titles_of(store, np.arange(4)) == [None, "Misérables, Les (1995)", None, "Heat"]
+    assert columns_of(store)["3"].values.to_pylist() == [None, ["Drama", "Musical"], None, ["Drama"]]
+    assert store.imported.tables["item"].without == 1
 
 
 def test_bad_files_of_items_are_refused_by_row_and_cause(tmp_path: Path) -> None:
@@ -212,17 +267,17 @@ def test_bad_files_of_items_are_refused_by_row_and_cause(tmp_path: Path) -> None
         ("id,title\n7,a\n9,b\n7,c\n", "row 3: item '7' is in an earlier row, 1, too"),
         ("id,title\n7,a\n,b\n", "row 2: no item id"),
         ("id,title\n7,a\n9\n", "row 2 has 1 columns; the first line has 2"),
-        ("id,title\n77,a\n78,b\n", "no item of the events is in the file of items, whose ids are like '77'"),
+        ("id,title\n77,a\n78,b\n", "no item of the events is in items.csv, whose ids are like '77'"),
     ):
         with pytest.raises(DataError, match=message):
             with_items(tmp_path, rows)
         assert not (tmp_path / "store").exists()
     with pytest.raises(DataError, match="the file of items cannot be read"):
         import_events(ImportOptions(events=tmp_path / "log.csv", items=tmp_path / "none.csv"), tmp_path / "store")
-    with pytest.raises(UsageError, match="columns of a file of items"):
+    with pytest.raises(UsageError, match="a column of a file of items"):
         ImportOptions(events=tmp_path / "log.csv", items_id="1")
     store = with_items(tmp_path, "id,title\n7,a\n9,b\n7,c\n", skip_bad=1)
-    assert read_items(store).titles[1] == "a"  # type: ignore[union-attr]
+    assert titles_of(store, np.array([1])) == ["a"]
 
 
 @pytest.fixture(scope="module")

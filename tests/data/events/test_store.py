@@ -19,15 +19,16 @@ from raw_events import make_events
 from recperf.data.events import writer as writer_module
 from recperf.data.events.manifest import EventManifest
 from recperf.data.events.store import COLUMNS, EVENT_COLUMNS, MANIFEST, file_of, open_store, verify
-from recperf.data.events.writer import JOURNAL, StoreWriter, kinds_of
+from recperf.data.events.writer import JOURNAL, StoreWriter
 from recperf.data.known.event_files import describe
+from recperf.data.known.yambda.rows import kinds_of
 from recperf.errors import DataError, MachineError
 
 Make = Callable[..., Any]
 Events = dict[str, Any]
 EVENTS, BLOCK = 500, 300
-FACTS = EventManifest(name="t", synthetic=True, licence="none")
-CATALOGUE = np.arange(102, dtype=np.uint32).reshape(-1, 2)
+FACTS = EventManifest(name="t", synthetic=True, licence="none", groups=["artists", "albums"])
+GROUPS = np.arange(102, dtype=np.uint32).reshape(-1, 2)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +51,7 @@ events = pytest.fixture(stored_events)
 def write(folder: Path, events: Events) -> Path:
     with StoreWriter(folder, identity={"source": 1}) as writer:
         writer.append(**events)
-        return writer.finish(CATALOGUE, FACTS)
+        return writer.finish(GROUPS, FACTS)
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_flipped_bit_is_found_when_its_block_is_read(name: str, folder: Path) 
             open_store(folder)
         return
     store, width = open_store(folder), np.dtype(COLUMNS[name]).itemsize
-    columns = {"items": store.items_E, "times": store.times_E, "kinds": store.packed_kinds_E}
+    columns = {"items": store.items_E, "times": store.times_E, "kinds": store.kind_columns[0]}
     column = columns[name]
     first, stop = place // 300 * 300 // width, min(len(content), (place // 300 + 1) * 300) // width
     for rows in (slice(first), slice(stop, None), np.array([first - 1, 0, stop % 500])):
@@ -118,7 +119,7 @@ def test_a_column_of_another_length_is_never_opened(name: str, folder: Path) -> 
     ("change", "says"),
     [
         (lambda m: m | {"events": 499}, "was changed"),
-        (lambda m: m | {"version": 1}, "format 'recperf-events' 1; this recperf reads 'recperf-events' 2"),
+        (lambda m: m | {"version": 1}, "format 'recperf-events' 1; this recperf reads 'recperf-events' 3"),
         (lambda m: [m], "is damaged: it is not an object"),
     ],
 )
@@ -165,7 +166,7 @@ def test_any_history_of_appends_commits_and_stops_gives_the_same_bytes(
                 writer.commit(writer.events)
             if then == "finish":
                 writer.append(**part(events, writer.events, EVENTS))
-                assert contents(writer.finish(CATALOGUE, FACTS)) == straight
+                assert contents(writer.finish(GROUPS, FACTS)) == straight
 
 
 @pytest.mark.parametrize("content", ["", "{"])
@@ -244,7 +245,7 @@ def test_a_full_disk_is_an_error_and_can_be_resumed(
                     writer.append(**part(events, start, start + 40))
                     if budget % 4:
                         writer.commit(writer.events)
-                folder = writer.finish(CATALOGUE, FACTS)
+                folder = writer.finish(GROUPS, FACTS)
                 break
         except MachineError as error:
             refused.append(error)

@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recperf.data.events.kinds import EVENT_TYPES, LISTEN_PLUS, ORGANIC, TYPE_SHIFT
+from recperf.data.events.kinds import POSITIVE
 from recperf.data.events.store import EventStore
 from recperf.data.known.yambda.raw import RawFiles
+from recperf.data.known.yambda.rows import EVENT_TYPES, TYPE_SHIFT
 from recperf.data.known.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE
+from recperf.data.streaming.features import ORGANIC
 
 Events = dict[str, NDArray[Any]]
 
@@ -35,7 +37,7 @@ def write_cache(root: Path, files: RawFiles, store: EventStore) -> Path:
         "flat_item_ids": store.items_E[:].astype(np.int64),
         "flat_timestamps": store.times_E[:].astype(np.int64),
         "flat_event_types": (kinds_E >> TYPE_SHIFT).astype(np.int64),
-        "flat_played_ratio": np.where(kinds_E & LISTEN_PLUS, 80, 20).astype(np.float32),
+        "flat_played_ratio": np.where(kinds_E & POSITIVE, 80, 20).astype(np.float32),
         "flat_is_organic": (kinds_E & ORGANIC > 0).astype(np.int8),
         **{f"flat_is_{name}": kinds_E & bit > 0 for name, bit in (("listen_plus", 1), ("like", 2), ("skip", 4))},
         "unique_uids": store.user_ids_U,

@@ -14,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from raw_events import make_events, write_raw
 
-from recperf.data.events.kinds import EVENT_TYPES, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
+from recperf.data.events.kinds import LIKE, NEGATIVE, POSITIVE
 from recperf.data.events.store import open_store, verify
 from recperf.data.known.yambda import raw as raw_module
 from recperf.data.known.yambda.raw import RawEvents, catalogue, locate, prepare
+from recperf.data.known.yambda.rows import EVENT_TYPES, TYPE_SHIFT
 from recperf.data.known.yambda.schema import ALBUMS_FILE, ARTISTS_FILE, EVENTS_FILE, split_of
+from recperf.data.streaming.features import ORGANIC
 from recperf.errors import DataError
 
 
@@ -147,7 +149,7 @@ def test_a_golden_case_gives_the_reference_s_events(
         np.testing.assert_array_equal(store.times_E, flat["flat_timestamps"])
         kinds = store.kinds(slice(None))
         np.testing.assert_array_equal(kinds >> TYPE_SHIFT, flat["flat_event_types"])
-        for bit, name in ((ORGANIC, "organic"), (LISTEN_PLUS, "listen_plus"), (LIKE, "like"), (SKIP, "skip")):
+        for bit, name in ((ORGANIC, "organic"), (POSITIVE, "listen_plus"), (LIKE, "like"), (NEGATIVE, "skip")):
             np.testing.assert_array_equal(kinds & bit > 0, flat[f"flat_is_{name}"].astype(bool), name)
         np.testing.assert_array_equal(store.user_ids_U, flat["unique_uids"])
         for name, positions in (("user_start", store.user_first_U1[:-1]), ("user_end", store.user_first_U1[1:])):

@@ -47,7 +47,7 @@ def refused(cache: Path, name: str, how: str) -> None:
 
 def same_events(one: EventStore, other: EventStore) -> None:
     assert (one.events, one.users, one.items) == (other.events, other.users, other.items)
-    for name in ("user_ids_U", "user_first_U1", "items_E", "times_E", "catalogue_I2"):
+    for name in ("user_ids_U", "user_first_U1", "items_E", "times_E", "groups_IG"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
     assert np.array_equal(one.kinds(slice(None)), other.kinds(slice(None)))
     some = np.arange(0, one.events, 7)

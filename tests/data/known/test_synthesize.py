@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from recperf.data.events.store import open_store
-from recperf.data.events.writer import EventRows
 from recperf.data.known.yambda import synthesize
+from recperf.data.known.yambda.rows import EventRows
 from recperf.data.known.yambda.synthesize import Generator, write_store
 from recperf.data.known.yambda.yambda_like import YambdaLike
 from recperf.errors import DataError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from recperf.data.batch import HistoryBatch
 from recperf.data.blocks import Column
-from recperf.data.events.kinds import LEAST_PLAYED
 from recperf.data.events.manifest import EventManifest
 from recperf.data.events.store import EventStore
-from recperf.data.events.writer import kinds_of
-from recperf.data.known.mlperf_cache import open_reference
+from recperf.data.known.mlperf_cache import ReferenceStore, open_reference
+from recperf.data.known.yambda.rows import LEAST_PLAYED, kinds_of
 from recperf.data.streaming.config import HistoryConfig, Strategy
 from recperf.data.streaming.features import CANDIDATE, CONTEXT, CROSSES, HISTORY
 from recperf.data.streaming.history import KEYS, Histories
@@ -57,20 +56,18 @@ def store_of(events: list[Event], layout: Layout = "packed") -> EventStore:
     users, first = np.unique(uids, return_index=True)
     kinds = kinds_of(types.astype(np.uint8), ratios.astype(np.uint16), organic.astype(np.uint8))
     columns: dict[str, Any] = {"items_E": items.astype(np.uint32), "times_E": times.astype(np.uint32)}
-    columns["packed_kinds_E"] = kinds
-    flags: Any = None
+    of_kinds: list[Any] = [kinds]
     if layout == "reference":
-        flags = tuple(map(Column, (*((kinds & bit) > 0 for bit in (1, 2, 4)), organic.astype(np.int8))))
-        columns = {"items_E": items.copy(), "times_E": times.copy(), "types_E": types.copy()}
+        of_kinds = [*((kinds & bit) > 0 for bit in (1, 2, 4)), organic.astype(np.int8), types.copy()]
+        columns = {"items_E": items.copy(), "times_E": times.copy()}
     every = np.arange(ITEMS, dtype=np.uint32)
-    return EventStore(
+    return (EventStore if layout == "packed" else ReferenceStore)(
         folder=Path("nowhere"),
-        layout=layout,
         user_ids_U=users,
         user_first_U1=np.append(first, len(events)),
-        catalogue_I2=np.stack([every % ARTISTS, every % ALBUMS], 1),
+        groups_IG=np.stack([every % ARTISTS, every % ALBUMS], 1),
         manifest=EventManifest(name="made", synthetic=True, licence=""),
-        flags=flags,
+        kind_columns=tuple(map(Column, of_kinds)),
         **{name: Column(array) for name, array in columns.items()},
     )
 
@@ -170,15 +167,9 @@ def golden_store(case: Path, layout: Layout, length: int) -> EventStore:
     store = open_reference(next(case.glob(f"processed_*/hstu_cache_L{length}")))
     if layout == "reference":
         return store
-    return replace(
-        store,
-        layout="packed",
-        items_E=Column(store.items_E[:].astype(np.uint32)),
-        times_E=Column(store.times_E[:].astype(np.uint32)),
-        packed_kinds_E=Column(store.kinds(slice(None))),
-        flags=None,
-        types_E=None,
-    )
+    packed = {name: Column(getattr(store, name)[:].astype(np.uint32)) for name in ("items_E", "times_E")}
+    shared = {one.name: getattr(store, one.name) for one in fields(store) if one.name not in packed}
+    return EventStore(**{**shared, **packed, "kind_columns": (Column(store.kinds(slice(None))),)})
 
 
 def as_reference_samples(batch: HistoryBatch) -> list[dict[str, list[int]]]:
@@ -249,7 +240,7 @@ def test_an_item_outside_the_catalogue_is_an_error_wherever_it_is(body: Any) -> 
     for anchor in (3, 4):
         with pytest.raises(DataError, match="outside the catalogue of 400 items"):
             histories.batch(np.array([anchor]))
-    store.catalogue_I2[2, 1] = 1 << 31
+    store.groups_IG[2, 1] = 1 << 31
     with pytest.raises(DataError, match="artist or album id above"):
         histories.batch(np.array([2]))
 

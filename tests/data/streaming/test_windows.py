@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recperf.data.blocks import Column
-from recperf.data.events.kinds import LIKE, LISTEN_PLUS, LISTENS, SKIP
+from recperf.data.events.kinds import LABELLED, LIKE, NEGATIVE, POSITIVE
 from recperf.data.events.manifest import EventManifest
 from recperf.data.events.store import EventStore
-from recperf.data.known.mlperf_cache import open_reference
+from recperf.data.known.mlperf_cache import ReferenceStore, open_reference
 from recperf.data.streaming import windows
 from recperf.data.streaming.config import WindowConfig
 from recperf.data.streaming.windows import WindowIndex, shuffled, unit
@@ -29,19 +29,17 @@ User = list[tuple[int, int]]
 
 def store_of(users: list[User], folder: Path, layout: Any = "packed") -> EventStore:
     times, kinds = np.array([event for user in users for event in sorted(user, key=lambda event: event[0])]).T
-    flags: Any = tuple(Column((kinds & bit) > 0) for bit in (LISTEN_PLUS, LIKE, SKIP, 8))
     is_packed = layout == "packed"
-    return EventStore(
+    columns = [Column((kinds & bit) > 0) for bit in (POSITIVE, LIKE, NEGATIVE, 8)] + [Column(kinds >> 4 & 7)]
+    return (EventStore if is_packed else ReferenceStore)(
         folder=folder,
-        layout=layout,
         user_ids_U=np.arange(len(users)) * 3 + 1,
         user_first_U1=np.concatenate([[0], np.cumsum([len(user) for user in users])]),
-        catalogue_I2=np.zeros((2, 2), np.uint32),
+        groups_IG=np.zeros((2, 2), np.uint32),
         manifest=EventManifest(name="made", synthetic=True, licence="", digest="a"),
         items_E=Column(np.zeros(len(times), np.uint32)),
         times_E=Column(times.astype(np.uint32 if is_packed else np.int64)),
-        packed_kinds_E=Column(kinds.astype(np.uint8)) if is_packed else None,
-        flags=None if is_packed else flags,
+        kind_columns=(Column(kinds.astype(np.uint8)),) if is_packed else tuple(columns),
     )
 
 
@@ -49,19 +47,19 @@ def slow_anchors(store: EventStore, min_history: int) -> list[int]:
     found = []
     for first, stop in zip(store.user_first_U1.tolist(), store.user_first_U1[1:].tolist()):
         for position in range(first + min_history, stop):
-            if store.kinds(slice(position, position + 1))[0] & LISTENS:
+            if store.kinds(slice(position, position + 1))[0] & LABELLED:
                 found.append(position)
     return found
 
 
 def some_users(seed: int = 0, users: int = 12, events: int = 60, span: int = 5000) -> list[User]:
     draw = np.random.default_rng(seed)
-    kinds = draw.choice([LISTEN_PLUS, SKIP, LIKE, 0x20], (users, events), p=[0.5, 0.3, 0.1, 0.1])
+    kinds = draw.choice([POSITIVE, NEGATIVE, LIKE, 0x20], (users, events), p=[0.5, 0.3, 0.1, 0.1])
     times = draw.integers(0, span, (users, events)) * 5
     return [list(zip(times[user].tolist(), kinds[user].tolist())) for user in range(users)]
 
 
-events = st.tuples(st.integers(0, 60), st.sampled_from([LISTEN_PLUS, SKIP, LIKE, 0x20]))
+events = st.tuples(st.integers(0, 60), st.sampled_from([POSITIVE, NEGATIVE, LIKE, 0x20]))
 streams = st.lists(st.lists(events, min_size=1, max_size=20), min_size=1, max_size=6)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def command(arguments: list[str]) -> int:
         facts = PERFORM[action](options, _kind(options.name), bar, terminal)
     if options.json:
         print_json(facts)
-    else:
+    elif facts is not None:
         _say(as_json(facts), terminal)
     return 0
 
@@ -182,32 +181,44 @@ def _check(options: Check, kind: str, bar: Callable[..., Any], terminal: Termina
     return events.check(options.name, path=options.path, progress=bar, say=terminal.say)
 
 
-def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any] | None:
+    """The facts to print; None where they are said."""
     if kind == "movielens":
         from ...data.known import movielens_files as catalogue
 
         return catalogue.info(options.name, path=options.path, seed=options.seed)
     if kind == "clicks":
-        from ...data.importing import divide
         from ...data.rows import encode
+        from .imports import say_clicks
 
-        folder = _folder(options)
-        split = divide(datasets.at(folder), SplitOptions(), write=False)
-        return {**encode.info(folder), "held_out": as_json(split) if options.json else split.text}
+        return _own(options, encode.info(_folder(options)), say_clicks, terminal)
     from ...data.known import event_files as events
 
     store = events.find(options.name, path=options.path, say=terminal.say)
-    if store.imported and not options.json:
+    if store.imported:
+        if options.min_history is not None:
+            what = f"--min-history describes listening events for dlrm-v4; {options.name} is your own"
+            raise UsageError(what, fix=f"recperf data info {options.name}")
         from ...data.events.imports import described
-        from ...data.importing import divide
         from .imports import say_events
 
-        command = f"recperf run {workloads.proposed(datasets.at(store.folder))} --data {options.name}"
-        facts = {**described(store), "name": store.name, "folder": str(store.folder), "next": command}
-        facts["split"] = divide(datasets.at(store.folder), SplitOptions(), write=False)
-        say_events(facts, terminal)
-        return {}
+        facts = {**described(store), "name": store.name, "folder": str(store.folder)}
+        return _own(options, facts, say_events, terminal)
     return events.describe(store, seconds=options.window_seconds, min_history=options.min_history)
+
+
+def _own(options: Info, facts: dict[str, Any], say: Callable[..., None], terminal: Terminal) -> dict[str, Any] | None:
+    """The facts of an imported dataset with its split and the command that trains on it; without --json they are said
+    as at the end of the import."""
+    from ...data.importing import divide
+
+    dataset = datasets.at(_folder(options))
+    facts["split"] = divide(dataset, SplitOptions(), write=False)
+    facts["next"] = f"recperf run {workloads.proposed(dataset)} --data {options.path or options.name}"
+    if options.json:
+        return facts
+    say(facts, terminal)
+    return None
 
 
 def _folder(options: Stored) -> Path:
@@ -240,7 +251,8 @@ def _remove(options: Remove, terminal: Terminal) -> int:
     from ...runs.record import runs_on
 
     facts = remove_dataset(options.name, needed_by=runs_on(options.name, options.runs), force=options.force)
-    terminal.say(f"removed {facts['name']}: {count_of(facts['rows'] or 0, 'row')}, {size(facts['bytes'])}")
+    rows = "" if facts["rows"] is None else f"{count_of(facts['rows'], 'row')}, "
+    terminal.say(f"removed {facts['name']}: {rows}{size(facts['bytes'])}")
     if options.json:
         print_json(facts)
     return 0
@@ -268,13 +280,6 @@ PERFORM: dict[str, Any] = {"get": _get, "check": _check, "info": _info, "make": 
 
 def _say(facts: dict[str, Any], terminal: Terminal) -> None:
     """Print facts line by line; those of columns and of parts of a dataset by their own names."""
-    if isinstance(facts.get("columns"), dict) and "label_column" in facts:
-        facts |= facts.pop("columns")
-    if "days_of_events" in facts:
-        del facts["first_time"], facts["last_time"]
-        for name in ("first_anchor", "last_anchor"):
-            if (end := facts["windows"][name]) is not None:
-                facts["windows"][name] = datetime.fromtimestamp(end, UTC).date().isoformat()
     for part in ("raw", "store"):
         if isinstance(facts.get(part), dict):
             facts |= {f"{part}_{name}": value for name, value in facts.pop(part).items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...data import datasets, importing
 from ...data.config import SPLIT_FIELDS, EventSplitOptions, SplitOptions
+from ...data.events.manifest import SideColumn
 from ...data.events.options import ImportOptions
 from ...data.files.values import TIME_UNITS
 from ...data.rows.options import ClickOptions
@@ -29,7 +30,7 @@ CLICKS = """Import your own clicks: rows with a label. FILE comes right after im
 Without --clicks a log of events is imported: recperf data import FILE. Its options: recperf data import --help."""
 TIME_NAMES = {"iso": "dates", **{unit: name for unit, (name, _) in TIME_UNITS.items()}}
 MOST_UNUSED = 20
-"""Columns without a use that the end of an import shows."""
+"""Columns without a use, or of another file, that the end of an import shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ def import_file(arguments: list[str]) -> int:
     if options.json:
         print_json(facts)
     else:
-        (_say_clicks if is_clicks else say_events)(facts, terminal)
+        (say_clicks if is_clicks else say_events)(facts, terminal)
     return 0
 
 
@@ -95,7 +96,7 @@ def _with_file(arguments: list[str], flag: str) -> list[str]:
     raise UsageError(what, fix=f"recperf data import FILE{' --clicks' * (flag == '--clicks')} --name NAME")
 
 
-def _say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
+def say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
     days = (facts["first"].split()[0], facts["last"].split()[0]) if facts["first"] else None
     roles = {facts["user"]: "user, ", facts["item"]: "item, "}
     columns = {facts["label_column"]: f"label, {facts['label']}"}
@@ -109,7 +110,8 @@ def _say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
         dates=days,
         columns=columns,
         lines={
-            "tables": f"categories of fewer than {facts['min_count']} training rows share a table row",
+            "tables": f"rare categories, of fewer than {facts['min_count']} training rows, share a table row; "
+            "--min-count 1 gives each its own",
             "held out": facts["split"].text,
         },
         skipped=facts["skipped_rows"],
@@ -127,53 +129,75 @@ def say_events(facts: dict[str, Any], terminal: Terminal) -> None:
     if facts["positive_share"] is not None:
         lines["positives"] = f"{facts['positive_share']:.1%} of {facts['labelled']:,} labelled events"
     lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
+    if rare := " and ".join(_rare(imported)):
+        few = f"have fewer than {imported.options.min_count} events"
+        lines["rare"] = f"{rare} {few}: dlrm and micro-dlrm give them one row, --min-count 1 each its own"
     lines["held out"] = facts["split"].text
     print_import(
         facts,
         terminal,
         counts=f"{counts} and {count_of(facts['items'], 'item')}",
         dates=(days.first, days.last) if days else None,
-        columns=dict(_columns(imported, facts["items_without"])),
+        columns=dict(_columns(imported)),
         lines=lines,
         skipped=imported.skipped_rows,
     )
 
 
 def _recognition(imported: Any) -> Iterator[tuple[str, str]]:
-    """What was recognised without an option, and the options that change it."""
+    """What was recognised without an option and what was not, and the options that change it."""
     columns, options = imported.options.columns, "--user, --item, --time, --rating or --label COLUMN"
     if imported.recognised:
         found = {"name": "by name", "values": "by its values"}
         for how, text in found.items():
             roles = [role for role, by in imported.recognised.items() if by == how]
             found[how] = f"{text}: {', '.join(f'{columns[role]} ({role})' for role in roles)}" if roles else ""
+        missing = ["no time"] * ("time" not in columns)
+        missing += ["no rating or label"] * (not {"rating", "label"} & columns.keys())
         yield "recognised", "; ".join(filter(None, found.values()))
-        yield "otherwise", options + ("; --time none: it is no time" if "time" in imported.recognised else "")
+        no_time = f"; --time none: {columns['time']} is no time" if "time" in imported.recognised else ""
+        yield "otherwise", f"{' and '.join(missing)}{': ' * bool(missing)}{options}{no_time}"
 
 
-def _columns(imported: Any, items_without: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _rare(imported: Any) -> Iterator[str]:
+    """How many users and items have few events."""
+    for role, rare in imported.rare.items():
+        every = imported.distinct[f"{role}s"]
+        yield f"{rare.ids:,} of {every:,} {role}s ({rare.ids / every:.0%}, {rare.share:.1%} of the events)"
+
+
+def _columns(imported: Any) -> Iterator[tuple[str, str]]:
     """The columns of the file that were used, and what became of each."""
     options, distinct = imported.options, imported.distinct
-    groups = {}
-    for role in ("artist", "album"):
-        if f"{role}s" in distinct:
-            missing = items_without[f"{role}s"]
-            without = f" ({count_of(missing, 'item')} without)" if missing else ""
-            groups[role] = count_of(distinct[f"{role}s"], role) + without
     texts = {
         "user": f"user, {distinct['users']:,} different",
         "item": f"item, {distinct['items']:,} different",
         "time": f"time, in {TIME_NAMES.get(options.time_unit, 'seconds')}",
         "rating": f"rating, positive from {options.positive_from or 0:g} on",
         "label": f"label, positive: {', '.join(options.positives or ('1', 'true'))}",
-        "genres": f"genres, the first is the artist and the set of all the album: {', '.join(groups.values())}",
-        **groups,
     }
     yield from ((options.columns[role], text) for role, text in texts.items() if role in options.columns)
-    if file := imported.item_file:
-        parts = [f"id {file.id}", f"title {file.title}" if file.title else "", ", ".join(["features", *file.features])]
-        yield file.source, "; ".join(filter(None, parts if file.features else parts[:2]))
-    unused = imported.unused_columns
-    yield from ((name, "not used") for name in unused[:MOST_UNUSED])
+    if imported.context:
+        yield from ((name, f"context, {kind}") for name, kind in imported.context.columns.items())
+        yield from ((name, f"not used: {why}") for name, why in imported.context.left_out.items())
+    for role, table in imported.tables.items():
+        columns = {table.title: "title"} if table.title else {}
+        columns |= {one.name: _kind(one) for one in table.columns}
+        if table.source is None:
+            yield from ((name, f"of the {role}: {text}") for name, text in columns.items())
+        else:
+            columns |= {name: f"not used: {why}" for name, why in table.left_out.items()}
+            shown = [f"{name} ({text})" for name, text in {table.id: "id", **columns}.items()]
+            more = f" and {len(shown) - MOST_UNUSED:,} more" if len(shown) > MOST_UNUSED else ""
+            yield table.source, f"of {role}s: {', '.join(shown[:MOST_UNUSED])}{more}"
+    unused = list(imported.unused_columns.items())
+    yield from ((name, f"not used{': ' * bool(why)}{why}") for name, why in unused[:MOST_UNUSED])
     if len(unused) > MOST_UNUSED:
         yield "...", f"{len(unused) - MOST_UNUSED:,} more columns not used"
+
+
+def _kind(column: SideColumn) -> str:
+    if column.kind in ("number", "text"):
+        return column.kind
+    noun = "category" if column.values == 1 else "categories"
+    return f"{column.values:,} {noun}" + ", several each" * (column.kind == "categories")

@@ -8,37 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...files import sha256, writing
 from ...stop import poll
 from ..files.file import Source
-from ..files.formats import LIST_MARK
 from ..files.raw_rows import RawRows
 from ..files.text_rows import BadRows
-from ..files.values import RESTART, column_types, fetch_row, is_integer, is_text, present
+from ..files.values import RESTART, column_types, is_integer, is_text, present
 from .manifest import Originals
-from .options import ImportOptions
+from .options import ImportOptions, SideRole
 
-OPTIONAL_ROLES = ("artist", "album")
-ID_ROLES = ("user", "item", *OPTIONAL_ROLES)
+ID_ROLES: tuple[SideRole, ...] = ("user", "item")
 _AT_ONCE = 1 << 16
 _INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
 
 
 def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRows) -> ImportOptions:
-    """Create the table `events`: row, user_id, item_id, seconds, positive, and artist_id, album_id if any.
+    """Create the table `events`: row, user_id, item_id, seconds, positive, and the further columns of an event.
 
     Rows that do not fit are left out as far as `bad` allows. Returns the options with the unit of times and the least
     positive rating of the file.
     """
-    if "genres" in column_types(connection, "raw"):
-        _group_genres(connection)
     raw = RawRows(connection, source, options, bad)
     values = {"seconds": _order(options), "positive": "true"}
     # In the order in which the faults of one row are reported.
-    for role in ("user", "item"):
+    for role in ID_ROLES:
         values[f"{role}_id"] = _id(raw, role)
     if "time" in raw.kinds:
         time, unit = raw.time("time", first=0)
@@ -50,42 +43,13 @@ def convert(connection: Any, source: Source, options: ImportOptions, bad: BadRow
             options.signal, options.columns[options.signal], is_rating=is_rating
         )
         options = replace(options, positive_from=threshold)
-    values |= {f"{role}_id": _id(raw, role) for role in OPTIONAL_ROLES if role in raw.kinds}
+    values |= {column: _context(column, raw.kinds[column]) for column in options.context_columns}
     raw.leave_out()
     raw.count()
     selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
     connection.execute(f"CREATE TABLE events AS SELECT rowid AS row, {selected} FROM raw")
     connection.execute("DROP TABLE raw")
     return options
-
-
-def _group_genres(connection: Any) -> None:
-    """Replace the column of genres by an artist, the first of them, and an album, the set of all, where `raw` has none.
-
-    Values are separated by |, or where none has one by semicolons, else commas. There are far fewer
-    different texts than rows.
-    """
-    text = "regexp_replace(value, '^\\[|\\]$', '', 'g')"
-    connection.execute('CREATE TABLE texts AS SELECT DISTINCT "genres"::VARCHAR AS value FROM raw')
-    separators = ", ".join(f"bool_or(contains({text}, '{mark}'))" for mark in (LIST_MARK, ";"))
-    bars, semicolons = fetch_row(connection, f"SELECT {separators} FROM texts")
-    mark = LIST_MARK if bars else ";" if semicolons else ","
-    # Quotes are those of a list that a program printed.
-    trimmed = "lambda genre: trim(genre, ' ''\"')"
-    genres = f"list_filter(list_transform(string_split({text}, '{mark}'), {trimmed}), lambda genre: genre <> '')"
-    album = f"nullif(array_to_string(list_sort(list_distinct(genres)), '{LIST_MARK}'), '')"
-    connection.execute(
-        f"CREATE TABLE sets AS SELECT value, genres[1] AS artist, {album} AS album "
-        f"FROM (SELECT value, {genres} AS genres FROM texts)"
-    )
-    missing = [role for role in OPTIONAL_ROLES if role not in column_types(connection, "raw")]
-    added = "".join(f", sets.{role}" for role in missing)
-    connection.execute(
-        f'CREATE TABLE grouped AS SELECT raw.* EXCLUDE ("genres"){added} '
-        'FROM raw LEFT JOIN sets ON raw."genres"::VARCHAR = sets.value ORDER BY raw.rowid'
-    )
-    for statement in ("DROP TABLE raw", "DROP TABLE texts", "DROP TABLE sets", "ALTER TABLE grouped RENAME TO raw"):
-        connection.execute(statement)
 
 
 def _order(options: ImportOptions) -> str:
@@ -101,12 +65,11 @@ def _order(options: ImportOptions) -> str:
 
 
 def _id(raw: RawRows, role: str) -> str:
-    """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text. An artist or
-    album may be missing."""
+    """SQL for an id: a number if all of the column's ids are integers without leading zeros, else text."""
     kind, value = raw.kinds[role], f'"{role}"'
     if kind in ("FLOAT", "DOUBLE"):
         value = f"CASE WHEN NOT isnan({value}) THEN {value} END"
-    there = value = present(value) if is_text(kind) else value
+    value = present(value) if is_text(kind) else value
     number = not is_text(kind)
     if is_text(kind):
         is_integer_id = f"regexp_full_match({value}, '{_INTEGER_ID}')"
@@ -117,9 +80,14 @@ def _id(raw: RawRows, role: str) -> str:
     elif not is_integer(kind):
         value = "NULL"
     value = f"TRY_CAST({value} AS BIGINT)" if number else value
-    wrong = f"({value} IS NULL" + (f" AND {there} IS NOT NULL)" if role in OPTIONAL_ROLES else ")")
-    raw.refuse(wrong, role, role, "text or an integer below 2**63", "remove that row, or store the ids as text")
+    fix = "remove that row, or store the ids as text"
+    raw.refuse(f"({value} IS NULL)", role, role, "text or an integer below 2**63", fix)
     return value
+
+
+def _context(column: str, kind: str) -> str:
+    """SQL for a further column of an event, which may be missing."""
+    return present(f'"{column}"') if is_text(kind) else f'"{column}"'
 
 
 def number_ids(connection: Any, role: str, path: Path) -> Originals:
@@ -148,17 +116,3 @@ def number_ids(connection: Any, role: str, path: Path) -> Originals:
         file.flush()
         os.fsync(file.fileno())
     return Originals(file=path.name, lines=lines, kind=kind, sha256=sha256(path))
-
-
-def catalogue(connection: Any) -> NDArray[np.uint32]:
-    """The artist and album of every item: of several the last in the file counts."""
-    catalogue_I2 = np.zeros((fetch_row(connection, "SELECT max(item_id) FROM events")[0] + 1, 2), np.uint32)
-    stored = column_types(connection, "events")
-    for position, role in enumerate(OPTIONAL_ROLES):
-        if f"{role}_id" in stored:
-            last = f"SELECT item_id, arg_max({role}_id, row)::UINTEGER FROM events"
-            query = f"{last} WHERE {role}_id IS NOT NULL GROUP BY item_id"
-            for batch in connection.sql(query).to_arrow_reader(_AT_ONCE):
-                item, group = (column.to_numpy() for column in batch.columns)
-                catalogue_I2[item, position] = group
-    return catalogue_I2

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from ...files import link_or_copy, sha256, write_atomic, write_json
 from ...folders import made_once
 from ...jsonfile import sealed
 from ..tables import pyarrow
-from .item_features import FILE, item_values
+from .item_table import item_values, require_file
 from .kinds import DAY_S, DRAWN
-from .manifest import EarlierIds, ImportFacts
-from .store import CATALOGUE, COLUMNS, MANIFEST, EventStore, content_digest, file_of, originals, stored_column
+from .manifest import EarlierIds, ImportFacts, SideTableFacts
+from .options import SideRole
+from .store import CONTEXT, MANIFEST, EventStore, content_digest, file_of, originals, stored_columns
 
-ROLES = ("users", "items", "artists", "albums")
+ROLES = ("users", "items")
 FEATURES = "features"
 """Stands for the values of items' features, which are matched like ids and never forgotten."""
 TIMES = "earlier_times.npy"
@@ -48,12 +50,24 @@ class Matched:
     """By kind of id, how many are taken over, taken over without events here, new, and forgotten."""
 
 
-def matched(earlier: EventStore, store: EventStore, forget_days: int) -> Matched:
+Lists = Callable[[EventStore], Mapping[str, Sequence[str]]]
+"""Values of items by further roles, which are matched like those of features."""
+
+
+def _features(store: EventStore) -> dict[str, list[str]]:
+    values = item_values(store)
+    return {FEATURES: values.names if values else []}
+
+
+def matched(earlier: EventStore, store: EventStore, forget_days: int, lists: Lists = _features) -> Matched:
     """The ids of each role whose rows go on; 0 is in both."""
     facts, rows, counts = _require(store), {}, {}
-    for role, (numbers_M, stale_M) in _numbers(earlier, store, forget_days).items():
+    values = {role: [_text(of[role]) for of in (lists(earlier), lists(store))] for role in lists(store)}
+    numbers = _numbers(earlier, store, forget_days)
+    numbers |= {role: (numbers_in(*both), np.zeros(len(both[0]), np.bool_)) for role, both in values.items()}
+    for role, (numbers_M, stale_M) in numbers.items():
         going_on = np.flatnonzero((numbers_M > 0) & ~stale_M)
-        lines = len(_listed(store, role))
+        lines = len(values[role][1]) if role in values else store.originals[role].lines
         added = facts.earlier.ids.get(role, 0) if facts.earlier else 0
         without_events = int((numbers_M[going_on] > lines - added).sum())
         new, forgotten = lines - len(going_on), int(stale_M.sum())
@@ -67,16 +81,20 @@ def with_earlier_ids(store: EventStore, earlier: EventStore, forget_days: int) -
     """A store of the same events with the ids of an earlier store appended, except forgotten ones; made once, in the
     cache folder. If nothing is to be added it is the store itself."""
     numbers = _numbers(earlier, store, forget_days)
-    numbers.pop(FEATURES)
     added = {role: np.flatnonzero((numbers_M == 0) & ~stale_M) + 1 for role, (numbers_M, stale_M) in numbers.items()}
-    if not any(map(len, added.values())):
+    if not any(map(len, added.values())) and _ranges(store) == _ranges(earlier):
         return store.folder
-    identity = [_identity(store), _identity(earlier), forget_days]
+    identity = [store.digest, earlier.digest, forget_days]
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     folder = locations.home() / "events-with-earlier-ids" / name
     notice = f"adding ids of {earlier.name} to those of {store.name} once, in {folder}"
-    first = {role: numbers_M for role, (numbers_M, _) in numbers.items()}
-    return made_once(folder, MANIFEST, notice, lambda draft: _write(draft, store, earlier, added, first))
+    return made_once(folder, MANIFEST, notice, lambda draft: _write(draft, store, earlier, added))
+
+
+def _ranges(store: EventStore) -> dict[str, list[float]]:
+    """Where the ranges of the numbers of items end."""
+    facts = _require(store).tables.get("item")
+    return {column.name: column.edges for column in facts.columns if column.edges} if facts else {}
 
 
 def last_times(store: EventStore) -> dict[str, Longs]:
@@ -91,18 +109,10 @@ def last_times(store: EventStore) -> dict[str, Longs]:
     times["items"] = items_I
     times["users"][store.user_ids_U] = store.times_E[store.user_first_U1[1:] - 1]
     if facts.earlier:
-        path = store.folder / TIMES
-        if not path.is_file() or sha256(path) != facts.earlier.sha256:
-            raise DataError(
-                f"the event store is damaged: {TIMES} is not the file that was written", where={"file": path}
-            )
+        path = require_file(store, TIMES, facts.earlier.sha256)
         users_K, items_K = np.split(np.load(path), [facts.earlier.ids["users"]])
         for role, times_K in (("users", users_K), ("items", items_K)):
             times[role][len(times[role]) - len(times_K) :] = times_K
-    for column, role in enumerate(("artists", "albums")):
-        if role in times:
-            np.maximum.at(times[role], store.catalogue_I2[:, column], times["items"])
-            times[role][0] = -1
     return times
 
 
@@ -120,13 +130,13 @@ def _require(store: EventStore) -> ImportFacts:
 def _numbers(earlier: EventStore, store: EventStore, forget_days: int) -> dict[str, tuple[Longs, NDArray[np.bool_]]]:
     """For each id of an earlier store its number in the other, 0 if it has none, and whether it is to be forgotten."""
     facts, before = _require(store), _require(earlier)
-    roles = [role for role in ROLES if role in facts.originals and role in before.originals]
-    for role in roles:
+    for role in ROLES:
         kinds = facts.originals[role].kind, before.originals[role].kind
         if kinds[0] != kinds[1]:
             what = f"the ids of {role} have kind {kinds[0]} in {store.name} and kind {kinds[1]} in {earlier.name}"
             raise DataError(what, where={"store": store.folder}, fix="import both alike")
-    numbers = {role: numbers_in(*(_listed(one, role) for one in (earlier, store))) for role in (*roles, FEATURES)}
+    ids = {role: [pyarrow().array(originals(one.folder, role)) for one in (earlier, store)] for role in ROLES}
+    numbers = {role: numbers_in(*both) for role, both in ids.items()}
     parts = {role: (numbers_M, np.zeros(len(numbers_M), np.bool_)) for role, numbers_M in numbers.items()}
     if not forget_days:
         return parts
@@ -134,7 +144,7 @@ def _numbers(earlier: EventStore, store: EventStore, forget_days: int) -> dict[s
         if one.time_order != "time":
             raise no_times(one.name, one.folder)
     now, then, today = store.manifest.last_time, last_times(earlier), last_times(store)
-    for role in roles:
+    for role in ROLES:
         numbers_M = numbers[role]
         last_M = np.maximum(then[role][1:], np.where(numbers_M > 0, today[role][numbers_M], -1))
         parts[role] = numbers_M, last_M < now - forget_days * DAY_S
@@ -146,11 +156,8 @@ def no_times(name: str, folder: Path) -> DataError:
     return DataError(what, where={"store": folder}, fix="leave out --start.forget-days")
 
 
-def _listed(store: EventStore, role: str) -> Any:
-    if role == FEATURES:
-        values = item_values(store)
-        return pyarrow().array(values.names if values else [], pyarrow().string())
-    return pyarrow().array(originals(store.folder, role))
+def _text(values: Sequence[str]) -> Any:
+    return pyarrow().array(values, pyarrow().string())
 
 
 def numbers_in(ids: Any, among: Any) -> Longs:
@@ -159,65 +166,55 @@ def numbers_in(ids: Any, among: Any) -> Longs:
     return np.asarray(at.to_numpy(zero_copy_only=False), np.int64) + 1
 
 
-def _identity(store: EventStore) -> Any:
-    facts = _require(store)
-    items = facts.item_file.sha256 if facts.item_file else None
-    return [store.digest, {role: one.sha256 for role, one in facts.originals.items()}, items]
-
-
-def _write(
-    draft: Path, store: EventStore, earlier: EventStore, added: dict[str, Longs], numbers: dict[str, Longs]
-) -> None:
-    manifest = msgspec.structs.replace(store.manifest, columns=dict(store.manifest.columns))
+def _write(draft: Path, store: EventStore, earlier: EventStore, added: dict[str, Longs]) -> None:
+    manifest = msgspec.structs.replace(store.manifest)
     facts = manifest.imported = msgspec.structs.replace(_require(store), originals=dict(store.originals))
-    for name in COLUMNS:
-        if name != CATALOGUE:
-            link_or_copy(file_of(store.folder, name), file_of(draft, name))
+    for name in stored_columns(manifest.groups):
+        link_or_copy(file_of(store.folder, name), file_of(draft, name))
+    if facts.context and facts.context.columns:
+        link_or_copy(store.folder / CONTEXT, draft / CONTEXT)
     for role, stated in facts.originals.items():
         lines = (store.folder / stated.file).read_bytes()
-        if len(added.get(role, ())):
+        if len(added[role]):
             more = (earlier.folder / f"{role}.jsonl").read_bytes().split(b"\n")
             lines += b"".join(more[number - 1] + b"\n" for number in added[role].tolist())
         write_atomic(draft / stated.file, lines)
         facts.originals[role] = msgspec.structs.replace(
-            stated, lines=stated.lines + len(added.get(role, ())), sha256=hashlib.sha256(lines).hexdigest()
+            stated, lines=stated.lines + len(added[role]), sha256=hashlib.sha256(lines).hexdigest()
         )
-    groups_K2 = np.zeros((len(added["items"]), 2), np.uint32)
-    for column, role in enumerate(("artists", "albums")):
-        if role in numbers:
-            new_M = numbers[role].copy()
-            new_M[added[role] - 1] = store.originals[role].lines + 1 + np.arange(len(added[role]))
-            groups_K2[:, column] = np.append(0, new_M)[earlier.catalogue_I2[added["items"], column]]
-    catalogue_I2 = np.concatenate([store.catalogue_I2, groups_K2]).astype(COLUMNS[CATALOGUE])
-    write_atomic(file_of(draft, CATALOGUE), catalogue_I2.tobytes())
-    manifest.columns[CATALOGUE], manifest.items = stored_column(draft, CATALOGUE), len(catalogue_I2)
-    manifest.digest = content_digest(manifest.columns)
-    _write_items(draft, store, earlier, added["items"], facts)
+    manifest.items += len(added["items"])
+    first = {"item": store.items, "user": store.originals["users"].lines + 1}
+    facts.tables = {
+        role: _write_table(draft, store, earlier, role, added[f"{role}s"], first[role]) for role in facts.tables
+    }
     times = last_times(earlier)
-    np.save(draft / TIMES, np.concatenate([times[role][added[role]] for role in ("users", "items")]))
-    ids = {role: len(added.get(role, ())) for role in ROLES}
-    facts.earlier = EarlierIds(ids=ids, sha256=sha256(draft / TIMES))
+    np.save(draft / TIMES, np.concatenate([times[role][added[role]] for role in ROLES]))
+    facts.earlier = EarlierIds(ids={role: len(added[role]) for role in ROLES}, sha256=sha256(draft / TIMES))
+    manifest.digest = content_digest(manifest)
     write_json(draft / MANIFEST, sealed(manifest.content()))
 
 
-def _write_items(draft: Path, store: EventStore, earlier: EventStore, added_K: Longs, facts: ImportFacts) -> None:
-    """The titles and features of items, with those that the earlier store has of the added ones."""
-    stated, before = facts.item_file, _require(earlier).item_file
-    if stated is None:
-        return
+def _write_table(
+    draft: Path, store: EventStore, earlier: EventStore, role: SideRole, added_K: Longs, first: int
+) -> SideTableFacts:
+    """The table of items or users with the rows that the earlier store has of the added ones, whose numbers begin with
+    `first`. Numbers have the ranges of the earlier store."""
+    stated, before = _require(store).tables[role], _require(earlier).tables.get(role)
     arrow, compute, parquet = pyarrow(), pyarrow(".compute"), pyarrow(".parquet")
-    table = parquet.read_table(str(store.folder / FILE))
+    file, columns = f"{role}s.parquet", list(stated.columns)
+    table = parquet.read_table(str(store.folder / file))
     if before is not None:
-        rows = parquet.read_table(str(earlier.folder / FILE))
-        place = compute.index_in(rows["item"], value_set=arrow.array(added_K))
+        known = {(one.name, one.kind): (f"v{at}", one) for at, one in enumerate(before.columns)}
+        rows = parquet.read_table(str(earlier.folder / file))
+        place = compute.index_in(rows["number"], value_set=arrow.array(added_K))
         rows, place = rows.filter(compute.is_valid(place)), place.drop_null()
-        none = arrow.array([[]] * len(rows), arrow.list_(arrow.string()))
-        features = [
-            rows[f"feature {before.features.index(name)}"] if name in before.features else none
-            for name in stated.features
-        ]
-        items = compute.add(compute.cast(place, arrow.int64()), store.items)
-        more = arrow.table([items, rows["title"], *features], names=table.column_names)
-        table = arrow.concat_tables([table, more.cast(table.schema)])
-    parquet.write_table(table, str(draft / FILE))
-    facts.item_file = msgspec.structs.replace(stated, sha256=sha256(draft / FILE), items=len(table))
+        more = {"number": compute.add(compute.cast(place, arrow.int64()), first)}
+        for at, one in enumerate(columns):
+            column, same = known.get((one.name, one.kind), (None, one))
+            columns[at] = msgspec.structs.replace(one, edges=same.edges)
+            more[f"v{at}"] = rows[column] if column else arrow.nulls(len(rows), table.schema.field(f"v{at}").type)
+        if stated.title:
+            more["title"] = rows["title"] if before.title else arrow.nulls(len(rows), arrow.string())
+        table = arrow.concat_tables([table, arrow.table(more).cast(table.schema)])
+    parquet.write_table(table, str(draft / file))
+    return msgspec.structs.replace(stated, sha256=sha256(draft / file), rows=len(table), columns=columns)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from pathlib import Path
 from time import monotonic
@@ -21,25 +22,29 @@ import numpy as np
 
 from ...config import to_json
 from ...errors import DataError
-from ...files import sha256
+from ...files import sha256, writing
 from ...folders import remove_folder
 from ...jsonfile import as_json
 from ...stop import poll
 from ..files.file import Source
 from ..files.load import load_file
+from ..files.options import repeated_rows
 from ..files.source import inspect, require_role
 from ..files.text_rows import BadRows
-from ..files.values import RESTART, column_types, fetch_row, open_database
-from .convert import ID_ROLES, catalogue, convert, number_ids
-from .item_file import ItemFile
-from .kinds import LISTEN_PLUS, ORGANIC, SKIP
-from .manifest import Days, EventManifest, ImportFacts
+from ..files.values import RESTART, fetch_row, open_database
+from ..tables import pyarrow
+from . import side_table
+from .convert import ID_ROLES, convert, number_ids
+from .kinds import ANCHORS, NEGATIVE, POSITIVE
+from .manifest import ContextFacts, Days, EventManifest, ImportFacts, RareIds
 from .negatives import FIRST_TIMES, Negatives
-from .options import ImportOptions
-from .store import MANIFEST, EventStore, open_store, read_manifest
+from .options import SIGNALS, ImportOptions
+from .store import CONTEXT, MANIFEST, EventStore, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
 
 LICENCE = "that of the source"
+ROLES = ("user", "item", "time", *SIGNALS)
+"""Roles of columns of events. Those that may belong to items are c0, c1 and so on, and those of context x0, x1, ..."""
 QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
 _BATCH_ROWS = 1 << 17
 
@@ -66,21 +71,14 @@ def described(store: EventStore) -> dict[str, Any]:
     """What an imported dataset holds."""
     manifest, facts = store.manifest, store.imported
     assert facts is not None
-    # Events that a model can be trained on: listens in the file, and drawn negatives.
-    labelled = manifest.by_type["listen"] + (facts.negatives.drawn if facts.negatives else 0)
+    labelled = manifest.count(ANCHORS)
     return {
         **as_json(facts),
         "events": manifest.events,
         "users": facts.distinct["users"],
         "items": facts.distinct["items"],
         "labelled": labelled,
-        "positive_share": manifest.by_pool["listen_plus"] / labelled if labelled else None,
-        # Items without an artist or album, where the file has them.
-        "items_without": {
-            role: facts.distinct["items"] - int((store.catalogue_I2[:, at] != 0).sum())
-            for at, role in enumerate(("artists", "albums"))
-            if role in facts.distinct
-        },
+        "positive_share": manifest.count(POSITIVE) / labelled if labelled else None,
         "store_bytes": sum(column.bytes for column in manifest.columns.values()),
         "digest": store.digest,
     }
@@ -98,14 +96,11 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
         yield "the file has no time: the order of its rows is used, and each user's last one is held out"
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
-    if facts.repeated:
-        part = facts.repeated / facts.events_in_file
-        rows = "row repeats" if (n := facts.repeated) == 1 else "rows repeat"
-        yield f"{n:,} {rows.replace(' ', f' ({part:.1%}) ')} the user, item, time and label of another; all are kept"
-    if file := facts.item_file:
-        if file.without:
-            yield f"{file.without:,} of {facts.distinct['items']:,} items are not in {file.source}"
-        yield from (f"column {name} of {file.source} is not used: {why}" for name, why in file.left_out.items())
+    roles = [role for role in ROLES if role in facts.options.columns]
+    yield from repeated_rows(facts.repeated, facts.events_in_file, roles)
+    for role, table in facts.tables.items():
+        if table.source and table.without:
+            yield f"{table.without:,} of {facts.distinct[f'{role}s']:,} {role}s are not in {table.source}"
     share, drawn = facts.positive_share_in_file, facts.negatives
     if drawn:
         yield (
@@ -133,19 +128,22 @@ def import_events(
     """
     source = inspect(
         options.events,
-        {} if options.sequences else options.columns,
+        {} if options.sequences else {**options.columns, **options.context_columns},
         delimiter=options.delimiter,
         header=options.header,
         recognised=options.recognised,
         sequences=options.sequences,
+        item_columns=options.items is None,
     )
     for role in ("user", "item"):
         require_role(source, role)
-    asked, options = options, options.with_columns({role: source.names[at] for role, at in source.columns.items()})
+    recognisable = {role: source.names[at] for role, at in source.columns.items() if role in ROLES}
+    asked, options = options, options.with_columns(recognisable)
     recognised = {role: "name" for role in options.columns if role not in asked.columns}
     if source.time_by_values:
         recognised["time"] = "values"
-    source = dataclasses.replace(source, columns={role: source.columns[role] for role in options.columns})
+    read = {role: at for role, at in source.columns.items() if role in options.columns or role not in ROLES}
+    source = dataclasses.replace(source, columns=read)
     identity = {
         "source": source.path.name,
         "bytes": source.size,
@@ -166,13 +164,13 @@ def import_events(
 def _identifying(options: ImportOptions) -> dict[str, Any]:
     """The options that decide what is in a store; the folders of the files and the memory do not."""
     identifying = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
-    if options.items is None:
-        return identifying
-    try:
-        return {**identifying, "items": sha256(options.items.expanduser())}
-    except OSError as error:
-        what = f"the file of items cannot be read: {error.strerror}"
-        raise DataError(what, where={"file": options.items}, fix="check --items") from None
+    for role, path in options.side_files.items():
+        try:
+            identifying |= {} if path is None else {f"{role}s": sha256(path.expanduser())}
+        except OSError as error:
+            what = f"the file of {role}s cannot be read: {error.strerror}"
+            raise DataError(what, where={"file": path}, fix=f"check --{role}s") from None
+    return identifying
 
 
 def _refuse_other_options(folder: Path, identity: dict[str, Any]) -> None:
@@ -206,46 +204,58 @@ def _build(
     with open_database(writer.draft / "sorting", memory=options.memory_mib << 20) as connection:
         bad = BadRows(source.path, options.skip_bad)
         load_file(connection, source, reading, bad)
-        item_file = ItemFile(connection, options, writer.draft / "sorting", reading) if options.items else None
-        if item_file is not None:
-            item_file.add_genres()
+        used = {*source.columns.values()}
+        unused = {name: "" for at, name in enumerate(source.names) if name and at not in used}
+        files = (side_table.of_file(connection, role, options, writer.draft / "sorting", reading) for role in ID_ROLES)
+        of_events = side_table.of_events(connection, source, options, unused)
+        tables = [table for table in (*files, of_events) if table is not None]
         options = convert(connection, source, options, bad)
-        roles = [role for role in ID_ROLES if f"{role}_id" in column_types(connection, "events")]
-        facts = _facts(connection, source, options, roles)
+        facts = _facts(connection, source, options)
         facts.skipped_rows, facts.recognised = bad.skipped, recognised
-        for role in roles:
+        for role in ID_ROLES:
             facts.originals[f"{role}s"] = number_ids(connection, role, writer.draft / f"{role}s.jsonl")
-        if item_file is not None:
-            facts.item_file = item_file.write(writer.draft)
-        catalogue_I2 = catalogue(connection)
-        negatives = _negatives(connection, options, len(catalogue_I2) - 1) if options.drawn else None
-        _write_sorted(connection, writer, sorting, negatives)
+        facts.tables = {table.role: table.write(writer.draft) for table in tables}
+        facts.unused_columns = unused | {
+            name: why for table in facts.tables.values() if not table.source for name, why in table.left_out.items()
+        }
+        items = facts.distinct["items"]
+        negatives = _negatives(connection, options, items) if options.drawn else None
+        facts.context = _context(connection, source, options)
+        _write_sorted(connection, writer, sorting, negatives, facts.context)
         if negatives is not None:
             facts.negatives = negatives.facts
     manifest = EventManifest(name=options.name, synthetic=False, licence=LICENCE, imported=facts)
-    return writer.finish(catalogue_I2, manifest)
+    return writer.finish(np.zeros((items + 1, 0), np.uint32), manifest)
 
 
-def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[str]) -> ImportFacts:
-    """How many different users, items, artists and albums there are, and how the events spread over users and items."""
-    count = "SELECT count(*) FROM (SELECT DISTINCT {role}_id FROM events WHERE {role}_id IS NOT NULL)"
-    ids = {f"{role}s": fetch_row(connection, count.format(role=role))[0] for role in roles}
+def _facts(connection: Any, source: Source, options: ImportOptions) -> ImportFacts:
+    """How many different users and items there are, and how the events spread over them."""
+    ids, rare = dict[str, int](), dict[str, RareIds]()
+    for role in ID_ROLES:
+        counts = f"SELECT count(*) AS events FROM events GROUP BY {role}_id"
+        few = f"events < {options.min_count}"
+        numbers = f"count(*), count(*) FILTER ({few}), sum(events) FILTER ({few}) / sum(events)"
+        ids[f"{role}s"], rare_ids, share = fetch_row(connection, f"SELECT {numbers} FROM ({counts})")
+        if rare_ids:
+            rare[role] = RareIds(ids=rare_ids, share=share)
     events, positive = fetch_row(connection, "SELECT count(*), avg(positive::INT) FROM events")
     per_user = _events_per_user(connection, ids["users"])
-    used = set(source.columns.values())
     order = "random order" if options.order == "random" else "order of the file"
     if options.sequences:
         order = "the order of each user's items"
     days, repeated = None, 0
-    if options.time is not None:
-        different = "SELECT DISTINCT user_id, item_id, seconds, positive FROM events"
+    if not options.sequences:
+        time = "" if options.time is None else ", seconds"
+        different = f"SELECT DISTINCT user_id, item_id, positive{time} FROM events"
         repeated = events - fetch_row(connection, f"SELECT count(*) FROM ({different})")[0]
+    if options.time is not None:
         times = fetch_row(connection, "SELECT min(seconds), max(seconds) FROM events")
         days = Days(*(datetime.fromtimestamp(seconds, UTC).date().isoformat() for seconds in times))
-    items = options.items and Path(options.items.name)
+    items, users = (path and Path(path.name) for path in (options.items, options.users))
     return ImportFacts(
-        options=dataclasses.replace(options, events=Path(source.path.name), items=items),
-        unused_columns=[name for position, name in enumerate(source.names) if position not in used and name],
+        options=dataclasses.replace(options, events=Path(source.path.name), items=items, users=users),
+        unused_columns={},
+        rare=rare,
         time_order=order if days is None else "time",
         days=days,
         repeated=repeated,
@@ -255,6 +265,28 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
         density=events / (ids["users"] * ids["items"]),
         events_per_user=per_user,
     )
+
+
+def _context(connection: Any, source: Source, options: ImportOptions) -> ContextFacts | None:
+    """Give the table `events` the further columns of an event by their kinds, and describe them."""
+    context = ContextFacts(columns={}, left_out={}, sha256="")
+    values, roles = list[str](), [*options.context_columns]
+    for role in roles:
+        at = source.columns[role]
+        name = source.names[at] or str(at + 1)
+        value, kind, why = side_table.kind_of(connection, "events", role, name)
+        if kind in (None, "text"):
+            context.left_out[name] = why
+        else:
+            values.append(f"{value} AS x{len(values)}")
+            context.columns[name] = kind
+    if not roles:
+        return None
+    selected = ", ".join(["* EXCLUDE " + f"({', '.join(roles)})", *values])
+    connection.execute(f"CREATE TABLE described AS SELECT {selected} FROM events")
+    for statement in ("DROP TABLE events", "ALTER TABLE described RENAME TO events"):
+        connection.execute(statement)
+    return context
 
 
 def _events_per_user(connection: Any, users: int) -> dict[str, int]:
@@ -281,24 +313,44 @@ def _negatives(connection: Any, options: ImportOptions, items: int) -> Negatives
     return Negatives(options, items, counts_I)
 
 
-def _write_sorted(connection: Any, writer: StoreWriter, progress: Progress, negatives: Negatives | None) -> None:
-    """Append all events by user and time; those of one second keep the order of the file."""
+def _write_sorted(
+    connection: Any,
+    writer: StoreWriter,
+    progress: Progress,
+    negatives: Negatives | None,
+    context: ContextFacts | None,
+) -> None:
+    """Append all events by user and time; those of one second keep the order of the file. Drawn negatives have the
+    further columns of their event."""
     total, written = fetch_row(connection, "SELECT count(*) FROM events")[0], 0
     progress(written, total)
-    rows = "SELECT user_id, item_id, seconds, positive, row FROM events"
+    columns = [f"x{at}" for at in range(len(context.columns))] if context else []
+    more = "".join(f", {column}" for column in columns)
+    rows = f"SELECT user_id, item_id, seconds, positive{more}, row FROM events"
     if negatives is not None:
-        rows += f" UNION ALL {FIRST_TIMES}"
-    query = f"SELECT user_id, item_id, seconds, positive FROM ({rows}) ORDER BY user_id, seconds, row"
-    for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
-        poll()
-        users, items, times = (batch.column(at).to_numpy() for at in range(3))
-        positive = batch.column(3)
-        first = positive.is_null().to_numpy(zero_copy_only=False)
-        # Nothing says that a recommender was behind an event.
-        liked = positive.fill_null(True).to_numpy(zero_copy_only=False)
-        kinds = np.where(liked, LISTEN_PLUS | ORGANIC, SKIP | ORGANIC).astype(np.uint8)
-        events = {"uids": users, "items": items, "times": times, "kinds": kinds}
-        for part in (events,) if negatives is None else negatives.add(events, first):
-            writer.append(**part)
-        written += len(batch) - int(first.sum())
-        progress(written, total)
+        rows += f" UNION ALL BY NAME {FIRST_TIMES}"
+    query = f"SELECT user_id, item_id, seconds, positive{more} FROM ({rows}) ORDER BY user_id, seconds, row"
+    reader, path = connection.sql(query).to_arrow_reader(_BATCH_ROWS), writer.draft / CONTEXT
+    with ExitStack() as stack:
+        file: Any = None
+        if columns:
+            schema = pyarrow().schema([reader.schema.field(column) for column in columns])
+            stack.enter_context(writing(path, fix=RESTART))
+            file = stack.enter_context(pyarrow(".parquet").ParquetWriter(str(path), schema))
+        for batch in reader:
+            poll()
+            users, items, times = (batch.column(at).to_numpy() for at in range(3))
+            positive = batch.column(3)
+            first = positive.is_null().to_numpy(zero_copy_only=False)
+            liked = positive.fill_null(True).to_numpy(zero_copy_only=False)
+            kinds = np.where(liked, POSITIVE, NEGATIVE).astype(np.uint8)
+            events = {"uids": users, "items": items, "times": times, "kinds": kinds, "rows": np.arange(len(batch))}
+            for part in (events,) if negatives is None else negatives.add(events, first):
+                row = part.pop("rows")
+                writer.append(**part)
+                if file:
+                    file.write_batch(batch.select(columns).take(pyarrow().array(row)))
+            written += len(batch) - int(first.sum())
+            progress(written, total)
+    if context and columns:
+        context.sha256 = sha256(path)

@@ -1,4 +1,4 @@
-"""What the kind of a stored event says, and the limits of ids. Imports nothing heavy."""
+"""What the byte of a stored event says, and the limits of ids. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ from typing import Final
 
 MOST_ID: Final = (1 << 31) - 1
 """Batches store ids as int32."""
-EVENT_TYPES: Final = ("listen", "like", "dislike", "unlike", "undislike")
-"""The type of an event is an index of this tuple."""
-
 DAY_S: Final = 86_400
 
-LISTEN_PLUS, LIKE, SKIP = 1, 2, 4
-"""Actions as bits of an event; the model reads them as one number."""
-ACTION_BITS: Final = LISTEN_PLUS | LIKE | SKIP
-LISTENS: Final = LISTEN_PLUS | SKIP
-LEAST_PLAYED: Final = 50
-"""A listen with at least this played ratio, in percent, is a listen-plus; any other is a skip."""
-
-ORGANIC: Final = 8
-TYPE_SHIFT: Final = 4
-"""The kind of an event is one byte: actions in bits 0 to 2, organic in bit 3, the event type in bits 4 to 6."""
+POSITIVE, LIKE, NEGATIVE = 1, 2, 4
+"""Bits of an event: its label or rating is positive, or it has neither; an item was liked apart from any label; the
+label or rating is negative. dlrm-v4 reads them as one number."""
+ACTION_BITS: Final = POSITIVE | LIKE | NEGATIVE
+LABELLED: Final = POSITIVE | NEGATIVE
 DRAWN: Final = 128
 """Bit 7: a negative that an import drew. It is no action, so that no history contains it, but it is an anchor."""
-ANCHORS: Final = LISTENS | DRAWN
+ANCHORS: Final = LABELLED | DRAWN
+"""Events that a label can be predicted of. Bits 3 to 6 are of stores with further facts about an event."""

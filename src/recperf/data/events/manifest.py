@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import field
 
 from ...jsonfile import Struct, as_json
 from ..blocks import StoredColumn
 from ..files.text_rows import SkippedRows
-from .options import ImportOptions
+from .options import ImportOptions, SideRole
 
 
 class Days(Struct):
@@ -36,21 +36,52 @@ class Originals(Struct):
     sha256: str
 
 
-class ItemFileFacts(Struct):
-    """A file of items that went with the events, and what was stored of it."""
+SideKind = Literal["category", "categories", "number", "text"]
 
-    source: str
+
+class SideColumn(Struct):
+    """A column of the table of items or users, by the user's name."""
+
+    name: str
+    kind: SideKind
+    values: int
+    """How many different ones there are."""
+    edges: list[float]
+    """Of a number: where one range of it ends and the next begins, so that all have about as many items."""
+
+
+class SideTableFacts(Struct):
+    """The table of items or users that goes with the events."""
+
+    source: str | None
+    """Name of its file; None: its columns are those of the events that do not change within an item."""
     sha256: str
     """Of the stored file."""
-    items: int
+    rows: int
     without: int
-    """Items with events that the file does not have."""
+    """Items or users with events of which it has no row."""
     id: str
     title: str | None
-    features: list[str]
-    """Names of the columns that became features."""
+    columns: list[SideColumn]
     left_out: dict[str, str]
-    """Other columns, and why."""
+    """Other columns, and why they are not stored."""
+
+
+class ContextFacts(Struct):
+    """Further columns of the events, by the user's names, stored in the order of the events."""
+
+    columns: dict[str, SideKind]
+    left_out: dict[str, str]
+    """Other columns that were asked for, and why they are not stored."""
+    sha256: str
+
+
+class RareIds(Struct):
+    """Ids, or categories, that have fewer rows than `min_count`, so that some models have one row for all of them."""
+
+    ids: int
+    share: float
+    """Of the events."""
 
 
 class EarlierIds(Struct):
@@ -67,24 +98,30 @@ class ImportFacts(Struct, kw_only=True, omit_defaults=True, rename={"options": "
 
     options: ImportOptions
     """With the columns that were recognised."""
-    unused_columns: list[str]
+    unused_columns: dict[str, str]
+    """Columns of the file that serve nothing, and why where that is not plain."""
     recognised: dict[str, str] = field(default_factory=dict)
     """Roles whose columns no option named: name if by a usual name, values if by what is in the column."""
     time_order: str
     """The order of the events: time, or what a file without times was ordered by."""
     distinct: dict[str, int]
-    """The number of different users, items, artists and albums."""
+    """The number of different users and items."""
     events_in_file: int
     positive_share_in_file: float | None
     density: float
     events_per_user: dict[str, int]
     days: Days | None = None
     repeated: int = 0
-    """Rows with the user, item, time and label of an earlier row."""
+    """Rows with the user, item and, where the file has them, time and label of an earlier row."""
     skipped_rows: SkippedRows | None = None
     originals: dict[str, Originals] = field(default_factory=dict)
     negatives: DrawnNegatives | None = None
-    item_file: ItemFileFacts | None = None
+    tables: dict[SideRole, SideTableFacts] = field(default_factory=dict)
+    """What is known of each item and user, by role: item, user."""
+    context: ContextFacts | None = None
+    """Where further columns were asked for."""
+    rare: dict[str, RareIds] = field(default_factory=dict)
+    """By role, where there are some."""
     earlier: EarlierIds | None = None
 
 
@@ -109,13 +146,19 @@ class EventManifest(Struct, kw_only=True, omit_defaults=True):
     first_time: int = 0
     last_time: int = 0
     largest_item: int = 0
-    by_type: dict[str, int] = field(default_factory=dict)
-    by_pool: dict[str, int] = field(default_factory=dict)
+    groups: list[str] = field(default_factory=list)
+    """Names of the groups that items have as numbers."""
+    by_kind: dict[str, int] = field(default_factory=dict)
+    """The number of events with each byte, as kinds.py explains it."""
     columns: dict[str, StoredColumn] = field(default_factory=dict)
     """Empty for a cache of the MLPerf reference."""
     digest: str = ""
     imported: ImportFacts | None = None
     """Only for a store that was imported."""
+
+    def count(self, bits: int) -> int:
+        """The number of events with any of these bits."""
+        return sum(count for kind, count in self.by_kind.items() if int(kind) & bits)
 
     def content(self) -> dict[str, Any]:
         """The content of store.json."""

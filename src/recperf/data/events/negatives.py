@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...ops.hashing import xxh64
 from ...stop import poll
-from .kinds import DRAWN, ORGANIC
+from .kinds import DRAWN
 from .manifest import DrawnNegatives
 from .options import ImportOptions
 
@@ -88,7 +88,7 @@ class Negatives:
         stored = np.pad(drawn_NK, ((0, 0), (0, 1)), constant_values=True)
         wide = {name: np.repeat(column[:, None], self.facts.per_event + 1, axis=1) for name, column in events.items()}
         wide["items"][:, :-1] = items_NK
-        wide["kinds"][:, :-1] = DRAWN | ORGANIC
+        wide["kinds"][:, :-1] = DRAWN
         return {name: column[stored] for name, column in wide.items()}
 
     def _draw(self, users_N: Longs, before_N: Longs, had: _Had) -> tuple[Longs, NDArray[np.bool_]]:

@@ -12,6 +12,8 @@ from ..files.options import NO_TIME, FileOptions
 from ..files.values import COLUMNS
 
 Signal = Literal["rating", "label"]
+SideRole = Literal["item", "user"]
+"""Of whom a table beside the events says something."""
 SIGNALS: Final[tuple[Signal, ...]] = ("rating", "label")
 
 
@@ -31,21 +33,23 @@ class ImportOptions(FileOptions):
     sequences: bool = False
     """Each line is a user and items in the order of time, separated by whitespace or commas; further lines of a user
     continue the sequence. Only that order is known: the last items of all users are held out."""
+    context: str | None = None
+    """Further columns of an event that are known before its outcome, such as the channel or the price, separated by
+    commas: dlrm and micro-dlrm read them."""
     items: Path | None = None
-    """A file of items with their ids, titles and features like genres or brand; it may be Latin-1 text."""
+    """A file of items with their ids, titles and columns like genres, brand or price; it may be Latin-1 text. Without
+    one, columns of the events that do not change within an item belong to it."""
     items_id: str | None = None
-    """Its column of item ids. Without a usual name for it in the first line, column 1 is the id and 2 the title."""
+    """Its column of item ids: by default that with the name it has in the events, or a usual one, else column 1, and
+    column 2 the title."""
     items_title: str | None = None
-    """Its column of titles."""
+    """The column of titles."""
+    users: Path | None = None
+    """A file of users with their ids and columns like age or country, which dlrm and micro-dlrm read."""
+    users_id: str | None = None
+    """Its column of user ids: by default that with the name it has in the events, or a usual one, else column 1."""
     seed: int = 7
     """Seed of drawn negatives and of the random order."""
-    genres: str | None = None
-    """Column with any number of values per item, like genres: a list, or text separated by |, ; or commas. The first
-    value becomes the item's artist and the set of all its album, which models read, unless those columns are given."""
-    artist: str | None = None
-    """Column of the item's artist, or any group it belongs to; empty where unknown."""
-    album: str | None = None
-    """Column of the item's album, or any finer group; empty where unknown."""
 
     def __post_init__(self) -> None:
         self.check(self.events, least_mib=64)
@@ -55,7 +59,8 @@ class ImportOptions(FileOptions):
         within(0, 4 if self.negatives is None else self.negatives, 1000, "negatives")
         within(0, self.seed, 1 << 53, "seed")
         roles: dict[str, str] = {}
-        for role, column in self.columns.items():
+        contexts = (("context", column) for column in self.context_columns.values())
+        for role, column in (*self.columns.items(), *contexts):
             require(bool(column), role, column, "a column's name or number")
             if column in roles:
                 what = f"column {column!r} is given as {roles[column]} and as {role}"
@@ -65,8 +70,10 @@ class ImportOptions(FileOptions):
         others += ["delimiter"] * bool(self.delimiter)
         if self.sequences and others:
             raise UsageError(f"a file of sequences has no {others[0]}", fix=f"leave --{others[0]} out")
-        if self.items is None and (self.items_id or self.items_title):
-            raise UsageError("--items-id and --items-title are columns of a file of items", fix="--items FILE")
+        if self.items is None and self.items_id:
+            raise UsageError("--items-id is a column of a file of items", fix="--items FILE")
+        if self.users is None and self.users_id:
+            raise UsageError("--users-id is a column of a file of users", fix="--users FILE")
 
     @property
     def signal(self) -> Signal | None:
@@ -81,9 +88,19 @@ class ImportOptions(FileOptions):
     @property
     def columns(self) -> dict[str, str]:
         """The column of each role that has one."""
-        roles = ("user", "item", "time", *SIGNALS, "artist", "album", "genres")
+        roles = ("user", "item", "time", *SIGNALS)
         given = {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
         return {role: column for role, column in given.items() if (role, column) != ("time", NO_TIME)}
+
+    @property
+    def context_columns(self) -> dict[str, str]:
+        """The further columns of an event by their role: x0, x1 and so on."""
+        names = [name.strip() for name in (self.context or "").split(",")]
+        return {f"x{at}": name for at, name in enumerate(filter(None, names))}
+
+    @property
+    def side_files(self) -> dict[SideRole, Path | None]:
+        return {"item": self.items, "user": self.users}
 
     @property
     def recognised(self) -> dict[str, tuple[str, ...]]:
@@ -91,7 +108,7 @@ class ImportOptions(FileOptions):
         optional = () if self.signal is not None or self.negatives is not None else ("rating", "label")
         if self.sequences:
             return {}
-        roles = ("user", "item", "time", *optional, *(() if self.album else ("genres",)))
+        roles = ("user", "item", "time", *optional)
         return {role: COLUMNS[role] for role in roles if getattr(self, role) is None}
 
     def with_columns(self, columns: dict[str, str]) -> ImportOptions:

@@ -4,7 +4,7 @@ Shapes: E events, U users, I items of the catalogue, B samples.
 
 A store is a folder with one file per column and `store.json`, which is written last; a folder without it, or with files
 of other lengths, is not opened. Files are mapped shared and read-only, so that all processes share one copy in memory.
-The tables of users and items are compared with their digests when the store is opened, events when they are read.
+Users and groups of items are compared with their digests when the store is opened, events when they are read.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError, MachineError
 from ...files import read_dataset_file, reading
-from ...jsonfile import decode, read_sealed, require
+from ...jsonfile import decode, load, read_sealed, require
 from ..blocks import Column, StoredColumn, verified
 from ..datasets import KINDS
-from .kinds import LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .manifest import EventManifest, ImportFacts, Originals
 
 FORMAT, VERSION = KINDS["events"].form
@@ -33,8 +33,11 @@ MANIFEST = "store.json"
 EVENT_COLUMNS = {"items": "<u4", "times": "<u4", "kinds": "|u1"}
 """One value per event in each, 9 bytes in total."""
 USER_COLUMNS = {"user_ids": "<u4", "user_first": "<i8"}
-CATALOGUE = "catalogue"
-COLUMNS = {**EVENT_COLUMNS, **USER_COLUMNS, CATALOGUE: "<u4"}
+GROUPS = "catalogue"
+"""The groups of items, in stores that have them as numbers."""
+COLUMNS = {**EVENT_COLUMNS, **USER_COLUMNS, GROUPS: "<u4"}
+CONTEXT = "context.parquet"
+"""Further columns of the events, in their order."""
 EVENT_BYTES = sum(np.dtype(kind).itemsize for kind in EVENT_COLUMNS.values())
 DIGEST_BLOCK = 64 << 20
 """Each block of this many bytes has a digest, by which it is verified when it is first read."""
@@ -46,10 +49,10 @@ Which = slice | NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventStore:
-    """Mapped columns of events. `layout` says who wrote them: recperf, or the MLPerf reference."""
+    """Mapped columns of events."""
 
+    layout: ClassVar[str] = "packed"
     folder: Path
-    layout: Literal["packed", "reference"]
     user_ids_U: NDArray[np.int64]
     """Ids of the users, ascending."""
     user_first_U1: NDArray[np.int64]
@@ -57,17 +60,14 @@ class EventStore:
     items_E: Column
     times_E: Column
     """Seconds since the dataset's origin."""
-    catalogue_I2: NDArray[np.uint32]
-    """Artist and album of every item; 0 where unknown."""
-    packed_kinds_E: Column | None = None
-    """With layout packed: actions, organic and type of every event in one byte, see schema.py."""
-    flags: tuple[Column, Column, Column, Column] | None = None
-    """With layout reference: listen-plus, like, skip, organic."""
-    types_E: Column | None = None
-    """With layout reference: event types."""
+    groups_IG: NDArray[np.uint32]
+    """The groups of every item as numbers; 0 where unknown. `manifest.groups` names them; those of
+    imported items are columns of their table (item_table.py)."""
+    kind_columns: tuple[Column, ...]
+    """The columns that `kinds` reads: one, with a byte for every event (kinds.py)."""
     manifest: EventManifest
     tables: tuple[Column, ...] = ()
-    """The columns of users and items, which were verified when the store was opened."""
+    """The columns of users and groups, which were verified when the store was opened."""
 
     @property
     def events(self) -> int:
@@ -79,8 +79,8 @@ class EventStore:
 
     @property
     def items(self) -> int:
-        """Length of the catalogue; ids run from 0 to one less."""
-        return len(self.catalogue_I2)
+        """Ids of items run from 0 to one less."""
+        return len(self.groups_IG)
 
     @property
     def name(self) -> str:
@@ -101,12 +101,12 @@ class EventStore:
 
     @property
     def originals(self) -> dict[str, Originals]:
-        """The lists of original ids by role: users, items, artists, albums."""
+        """The lists of original ids by role: users and items."""
         return self.imported.originals if self.imported else {}
 
     @property
     def distinct_items(self) -> int:
-        """The number of items of an import; otherwise the length of the catalogue."""
+        """The number of items that an import had events of; otherwise that of all ids."""
         return self.imported.distinct["items"] if self.imported else self.items
 
     @property
@@ -128,8 +128,7 @@ class EventStore:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        optional = (self.packed_kinds_E, *(self.flags or ()), self.types_E)
-        return (self.items_E, self.times_E, *(column for column in optional if column is not None))
+        return (self.items_E, self.times_E, *self.kind_columns)
 
     def verified(self) -> dict[str, int]:
         """Bytes of the store that this process compared with their digests, and bytes of all its columns."""
@@ -167,51 +166,24 @@ class EventStore:
 
     def kinds(self, which: Which) -> NDArray[np.uint8]:
         """Kinds of some events, by a slice or by positions."""
-        if self.packed_kinds_E is not None:
-            return self.packed_kinds_E[which]
-        assert self.flags is not None
-        plus, like, skip, organic = (column[which].astype(np.uint8) for column in self.flags)
-        kinds = plus * LISTEN_PLUS | like * LIKE | skip * SKIP | (organic != 0) * np.uint8(ORGANIC)
-        if self.types_E is not None:
-            kinds |= (self.types_E[which] << TYPE_SHIFT).astype(np.uint8)
-        return np.asarray(kinds, dtype=np.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class Queries:
-    """What a model is asked: whether a user takes an item at a moment. It need not be an event of the store."""
-
-    users_B: NDArray[np.int64]
-    """Indices of the users in the store; -1 for a user that it does not have."""
-    ends_B: NDArray[np.int64]
-    """Positions before which the histories end; of an event, its own position."""
-    items_B: NDArray[np.int64]
-    times_B: NDArray[np.int64]
-    organic_B: NDArray[np.int64]
-    """1 where the user found the item without a recommendation."""
-
-    def __len__(self) -> int:
-        return len(self.ends_B)
-
-    def __getitem__(self, rows: slice) -> Queries:
-        return Queries(*(column[rows] for column in vars(self).values()))
+        return np.asarray(self.kind_columns[0][which])
 
 
 def open_store(folder: Path) -> EventStore:
     """Open a complete store; anything else is an error."""
     folder = folder.expanduser()
     manifest = read_manifest(folder)
-    mapped = {name: _mapped(folder, name, manifest) for name in COLUMNS}
-    tables = {name: mapped[name][:] for name in (*USER_COLUMNS, CATALOGUE)}
+    mapped = {name: _mapped(folder, name, manifest) for name in stored_columns(manifest.groups)}
+    tables = {name: column[:] for name, column in mapped.items() if name not in EVENT_COLUMNS}
+    groups = tables.get(GROUPS, np.zeros(0, np.uint32))
     return EventStore(
         folder=folder,
-        layout="packed",
         user_ids_U=tables["user_ids"].astype(np.int64),
         user_first_U1=tables["user_first"],
         items_E=mapped["items"],
         times_E=mapped["times"],
-        packed_kinds_E=mapped["kinds"],
-        catalogue_I2=tables[CATALOGUE].reshape(-1, 2),
+        kind_columns=(mapped["kinds"],),
+        groups_IG=groups.reshape(manifest.items, len(manifest.groups)),
         manifest=manifest,
         tables=tuple(mapped[name] for name in tables),
     )
@@ -232,11 +204,25 @@ def read_manifest(folder: Path) -> EventManifest:
         )
     if not exists:
         raise DataError("there is no event store here", where={"folder": folder}, fix="recperf data prepare --help")
-    value: dict[str, Any] = read_sealed(path, (FORMAT, VERSION), dict, fix=f"remove {folder} and prepare it again")
+    value: dict[str, Any] = read_sealed(path, (FORMAT, VERSION), dict, fix=_anew(path))
     manifest = require(value, EventManifest, path, what="is damaged")
     if "import" in value:
         manifest.imported = require(value, ImportFacts, path, what="is damaged")
     return manifest
+
+
+def _anew(path: Path) -> str:
+    """The command that makes a store that cannot be read anew."""
+    try:
+        value = load(path, follow_links=True)
+        imported = value.get("import")
+        file = shlex.quote(str(imported["events"])) if imported else ""
+        name = shlex.quote(str(value["name"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError):
+        return f"remove {path.parent} and prepare it again"
+    if imported:
+        return f"recperf data import {file} --name {name} --replace, with the other options as before"
+    return f"remove {path.parent}, then recperf data prepare {name}"
 
 
 def own_ids(store: EventStore, role: str) -> list[int | str]:
@@ -257,7 +243,7 @@ def own_name(store: EventStore, role: str) -> str:
 
 
 def originals(folder: Path, role: str) -> list[int | str]:
-    """The ids in the imported file: entry k - 1 is that of id k. Roles: users, items, artists, albums."""
+    """The ids in the imported file: entry k - 1 is that of id k. Roles: users and items."""
     path, imported = folder / f"{role}.jsonl", read_manifest(folder).imported
     if imported is None or role not in imported.originals:
         what = f"this store has no list of its original {role}"
@@ -273,9 +259,14 @@ def originals(folder: Path, role: str) -> list[int | str]:
     return [decode(line) for line in content.split(b"\n")[:-1]]
 
 
-def content_digest(columns: dict[str, StoredColumn]) -> str:
-    """One digest of all columns, computed from those of their blocks."""
-    content = [[name, columns[name].bytes, columns[name].blocks] for name in sorted(columns)]
+def content_digest(manifest: EventManifest) -> str:
+    """One digest of all that is stored: of columns, computed from those of their blocks, and of the other files."""
+    columns, facts = manifest.columns, manifest.imported
+    content: list[Any] = [[name, columns[name].bytes, columns[name].blocks] for name in sorted(columns)]
+    if facts is not None:
+        digests = {role: one.sha256 for role, one in facts.originals.items()}
+        digests |= {role: one.sha256 for role, one in facts.tables.items()}
+        content += [*digests.items(), facts.context.sha256 if facts.context else ""]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -284,6 +275,11 @@ def is_store_folder(folder: Path) -> bool:
     unfinished = bool(folder.name) and folder.with_name(f"{folder.name}.building").is_dir()
     files = [folder / MANIFEST, *(file_of(folder, name) for name in COLUMNS)]
     return unfinished or any(file.exists() for file in files)
+
+
+def stored_columns(groups: Sequence[str]) -> list[str]:
+    """The columns of a store whose items have these groups."""
+    return [name for name in COLUMNS if groups or name != GROUPS]
 
 
 def file_of(folder: Path, name: str) -> Path:
@@ -298,7 +294,7 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
     """Compare every byte of a packed store with its digests; the first difference is an error."""
     columns = store.manifest.columns
     total, done = sum(column.bytes for column in columns.values()), 0
-    for name in COLUMNS:
+    for name in stored_columns(store.manifest.groups):
         # Mapped again: the store may have verified some of it long ago.
         column = _mapped(store.folder, name, store.manifest)
         assert column.blocks is not None
@@ -308,7 +304,7 @@ def verify(store: EventStore, progress: Callable[[int, int], None] | None = None
             done += stop - first
             if progress:
                 progress(done, total)
-    if content_digest(columns) != store.digest:
+    if content_digest(store.manifest) != store.digest:
         raise _damaged(store.folder / MANIFEST, "has a digest that its columns do not have")
 
 

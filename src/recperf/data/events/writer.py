@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,13 +23,12 @@ from ...errors import DataError
 from ...files import plain_json, sync_folder, write_json, writing
 from ...folders import MARK, alone, take_name
 from ...jsonfile import Struct, read_sealed, sealed
-from .kinds import EVENT_TYPES, LEAST_PLAYED, LIKE, LISTEN_PLUS, ORGANIC, SKIP, TYPE_SHIFT
 from .manifest import EventManifest
 from .store import (
-    CATALOGUE,
     COLUMNS,
     EVENT_COLUMNS,
     FORMAT,
+    GROUPS,
     MANIFEST,
     USER_COLUMNS,
     VERSION,
@@ -38,53 +36,15 @@ from .store import (
     file_of,
     read_manifest,
     stored_column,
+    stored_columns,
 )
 
 JOURNAL = "journal.json"
 OURS = (
-    rf"sorting/|(users|items|artists|albums)\.jsonl|item_features\.parquet|{re.escape(JOURNAL)}|{re.escape(MANIFEST)}"
+    rf"sorting/|(users|items)\.jsonl|(users|items|context)\.parquet|{re.escape(JOURNAL)}|{re.escape(MANIFEST)}"
     rf"|{'|'.join(re.escape(file_of(Path(), name).name) for name in COLUMNS)}"
 )
 """Names of files that recperf writes into a draft: the writer's, and those of an import (sorting, original ids)."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EventRows:
-    """Events by user, then by time; every array has one entry per event."""
-
-    uids: NDArray[np.uint32]
-    items: NDArray[np.uint32]
-    times: NDArray[np.uint32]
-    types: NDArray[np.uint8]
-    """Indices of `EVENT_TYPES`."""
-    ratios: NDArray[np.uint16]
-    """Played ratio in percent, 0 where the event is no listen."""
-    organic: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.uids)
-
-    def where(self, mask: NDArray[np.bool_]) -> EventRows:
-        return self if mask.all() else EventRows(**{name: column[mask] for name, column in vars(self).items()})
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns of a store."""
-        kinds = kinds_of(self.types, self.ratios, self.organic)
-        return {"uids": self.uids, "items": self.items, "times": self.times, "kinds": kinds}
-
-
-def kinds_of(
-    types: NDArray[np.uint8], ratios_pct: NDArray[np.uint16], organic: NDArray[np.bool_] | NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """The kind bytes of events from type, played ratio (0 for null) and whether they were organic."""
-    listen = types == 0
-    plus = listen & (ratios_pct >= LEAST_PLAYED)
-    kinds = plus.astype(np.uint8) * np.uint8(LISTEN_PLUS)
-    kinds |= (listen & ~plus).astype(np.uint8) * np.uint8(SKIP)
-    kinds |= (types == 1).astype(np.uint8) * np.uint8(LIKE)
-    kinds |= (organic != 0).astype(np.uint8) * np.uint8(ORGANIC)
-    kinds |= types << np.uint8(TYPE_SHIFT)
-    return np.asarray(kinds, dtype=np.uint8)
 
 
 class Journal(Struct, kw_only=True):
@@ -171,22 +131,23 @@ class StoreWriter:
         self.state.bookmark = bookmark
         write_json(self.draft / JOURNAL, sealed(self.state), fix=self.again)
 
-    def finish(self, catalogue_I2: NDArray[np.uint32], manifest: EventManifest) -> Path:
-        """Complete the columns and the manifest, write it and rename the folder."""
+    def finish(self, groups_IG: NDArray[np.uint32], manifest: EventManifest) -> Path:
+        """Complete the columns and the manifest, write it and rename the folder. The groups of items may be none."""
         if not self.events:
             raise DataError("there is no training event", where={"folder": self.folder}, fix="check the source")
-        if self.state.largest_item >= len(catalogue_I2):
+        if self.state.largest_item >= len(groups_IG):
             raise DataError(
-                f"an event has item {self.state.largest_item:,}; the catalogue ends at {len(catalogue_I2) - 1:,}",
+                f"an event has item {self.state.largest_item:,}; the last of all items is {len(groups_IG) - 1:,}",
                 where={"folder": self.draft},
-                fix="the catalogue must hold every item that has events",
+                fix="every item that has events must be among the items",
             )
         # The journal still has the lengths of the last commit: if killed from here on, this part is repeated.
         self._write("user_first", np.array([self.events]))
-        self._open_column(CATALOGUE, 0)
-        self._write(CATALOGUE, catalogue_I2)
+        if manifest.groups:
+            self._open_column(GROUPS, 0)
+            self._write(GROUPS, groups_IG)
         self._sync()
-        manifest.items = len(catalogue_I2)
+        manifest.items = len(groups_IG)
         self._describe(manifest)
         write_json(self.draft / MANIFEST, sealed(manifest.content()), fix=self.again)
         with writing(self.folder, fix=self.again):
@@ -246,17 +207,12 @@ class StoreWriter:
 
     def _describe(self, manifest: EventManifest) -> None:
         """Add what was written to the manifest."""
-        by_kind, kinds = np.array(self.state.by_kind), np.arange(256)
         manifest.format, manifest.version, manifest.identity = FORMAT, VERSION, self.identity
         for name in ("events", "users", "first_time", "last_time", "largest_item"):
             setattr(manifest, name, getattr(self.state, name))
-        manifest.by_type = {
-            name: int(by_kind[kinds >> TYPE_SHIFT == index].sum()) for index, name in enumerate(EVENT_TYPES)
-        }
-        actions = (("listen_plus", LISTEN_PLUS), ("like", LIKE), ("skip", SKIP))
-        manifest.by_pool = {name: int(by_kind[(kinds & bit) > 0].sum()) for name, bit in actions}
-        manifest.columns = {name: stored_column(self.draft, name) for name in sorted(COLUMNS)}
-        manifest.digest = content_digest(manifest.columns)
+        manifest.by_kind = {str(kind): count for kind, count in enumerate(self.state.by_kind) if count}
+        manifest.columns = {name: stored_column(self.draft, name) for name in sorted(stored_columns(manifest.groups))}
+        manifest.digest = content_digest(manifest)
 
 
 def finished(folder: Path, identity: Any) -> bool:

@@ -24,8 +24,8 @@ from .recognise import FIRST_ROWS
 from .text_rows import BadRows, TextBlock
 from .values import MISSING, fetch_row, literal
 
-LIST_ROLE, LIST_MARK = "genres", "|"
-"""The role whose values may be lists, and what is put between the values of one."""
+LIST_MARK = "|"
+"""What separates the values of a list in text."""
 _PAIRS = 1 << 16
 ROWS = 1 << 16
 """Rows of a Parquet file that are read at a time."""
@@ -143,7 +143,7 @@ def _json_first(sample: bytes, names: list[str], delimiter: str) -> list[list[An
 
 
 def _json_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
-    """Values of objects as text; an array of the list role is joined."""
+    """Values of objects as text."""
     arrow = pyarrow()
     offsets = np.append(0, block.ends_N).astype(np.int32)
     lines = arrow.Array.from_buffers(
@@ -159,11 +159,6 @@ def _json_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, 
         bad.add(row, what, "write one object on each line, without NUL characters")
     pointers = ["/" + source.names[at].replace("~", "~0").replace("/", "~1") for at in source.columns.values()]
     values = [f"fields[{at + 1}] AS f{at}" for at in range(len(source.columns))]
-    if LIST_ROLE in source.columns:
-        at = list(source.columns).index(LIST_ROLE)
-        joined = f"array_to_string(from_json(fields[{at + 1}], '[\"VARCHAR\"]'), '{LIST_MARK}')"
-        is_list = f"json_type(line, {literal(pointers[at])}) = 'ARRAY'"
-        values[at] = f"CASE WHEN {is_list} THEN {joined} ELSE fields[{at + 1}] END AS f{at}"
     fields = f"json_extract_string(line, [{', '.join(map(literal, pointers))}]) AS fields"
     rows = f'SELECT line, "row" FROM batch WHERE {filled} AND {valid} AND NOT {nul}'
     return f'(SELECT {", ".join(values)} FROM (SELECT line, "row", {fields} FROM ({rows})) ORDER BY "row")'

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..tables import Table, in_blocks, optional_package, pyarrow
 from .file import Source, bad_file, unreadable
-from .formats import COLUMNAR, LIST_MARK, LIST_ROLE, TEXT, ColumnarFormat
+from .formats import COLUMNAR, TEXT, ColumnarFormat
 from .source import inspect, require_distinct
 from .text_rows import NOT_UTF8, BadRows, read_blocks
 from .values import column_types, open_database, stripped
@@ -123,19 +123,17 @@ def _column_batches(source: Source, columnar: ColumnarFormat) -> Iterator[tuple[
             # An empty batch first: a file without rows has columns too.
             empty = arrow.RecordBatch.from_pylist([], schema=schema)
             for batch in chain([empty], batches(list(names.values()))):
-                columns = {role: _plain(batch.column(name), role, source, first_row) for role, name in names.items()}
+                columns = {role: _plain(batch.column(name), source, first_row) for role, name in names.items()}
                 first_row += len(batch)
                 yield arrow.table(columns), source.size * (first_row - 1) // max(1, rows)
     except (arrow.ArrowException, OSError) as error:
         raise unreadable(source.path, error) from None
 
 
-def _plain(column: Any, role: str, source: Source, first_row: int) -> Any:
-    """Convert the types that DuckDB does not read as they are meant, and lists of the role that may have several."""
+def _plain(column: Any, source: Source, first_row: int) -> Any:
+    """Convert the types that DuckDB does not read as they are meant."""
     arrow = pyarrow()
     types = arrow.types
-    if role == LIST_ROLE and (types.is_list(column.type) or types.is_large_list(column.type)):
-        return pyarrow(".compute").binary_join(column.cast(arrow.list_(arrow.string())), LIST_MARK)
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if types.is_float16(column.type):

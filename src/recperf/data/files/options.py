@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,13 @@ from ..datasets import legal_name, require_name
 NO_TIME = "none"
 """As the column of the time: none, even if one looks like it."""
 TimeUnit = Literal["auto", "s", "ms", "us", "ns", "iso"]
+
+
+def repeated_rows(count: int, rows: int, roles: Sequence[str]) -> list[str]:
+    """What an import says of rows that have the same values in the columns of these roles as an earlier one."""
+    verb = " repeats" if count == 1 else "s repeat"
+    same = f"{', '.join(roles[:-1])} and {roles[-1]}"
+    return [f"{count:,} row{verb} the {same} of another ({count / rows:.1%}); all are kept"] if count else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +52,9 @@ class FileOptions:
     skip_bad: int = 0
     """Leave out and list up to this many rows that cannot be read: with a missing or malformed value, another number of
     columns, or text that is not UTF-8. One more is an error."""
+    min_count: int = 5
+    """Least number of training rows with a user, item or category for it to get a table row of its own in dlrm and
+    micro-dlrm; rarer ones share a row, and so do those seen first after training."""
     name: str = ""
     """Name of the dataset; default: that of the file, without its ending."""
     memory_mib: int = 1024
@@ -60,6 +71,7 @@ class FileOptions:
         is_valid = marks is None or (len(marks) in (1, 2) and len(set(marks)) == 1 and marks[0] not in '"\r\n')
         require(is_valid, "delimiter", marks, "one character, or the same twice")
         within(0, self.skip_bad, 1_000_000, "skip_bad")
+        within(1, self.min_count, 1 << 31, "min_count")
         within(least_mib, self.memory_mib, 1 << 30, "memory_mib")
         if not self.name:
             object.__setattr__(self, "name", legal_name(path.name.split(".")[0]))

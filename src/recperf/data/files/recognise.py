@@ -20,6 +20,8 @@ _DATES = 0.99
 _FIRST_SECOND = 788_918_400
 """1995: whole numbers from here on may be times."""
 _LEAST_VALUES = 2
+_LONGEST = 200
+"""Characters of the longest text that can be a category or a title."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 
 
@@ -32,6 +34,22 @@ def recognised_columns(names: Sequence[str], usual: Sequence[str]) -> list[int]:
 def columns_of_times(rows: Sequence[Sequence[Any]]) -> list[int]:
     """Positions of the columns whose values are times in all rows that are given."""
     return [at for at, values in enumerate(zip(*rows)) if _are_times(values)]
+
+
+def columns_within(rows: Sequence[Sequence[Any]], item: int) -> list[int]:
+    """Positions of the columns that have one value in all given rows of an item, which is in column `item`. Columns of
+    long texts are left out."""
+    columns = []
+    for at, values in enumerate(zip(*rows)):
+        of_item: dict[str, str] = {}
+        for row, value in zip(rows, values):
+            if value is None or (text := str(value).strip()) in ("", *MISSING):
+                continue
+            if len(text) > _LONGEST or of_item.setdefault(str(row[item]), text) != text:
+                break
+        else:
+            columns += [at] if of_item else []
+    return columns
 
 
 def _are_times(values: Sequence[Any]) -> bool:
@@ -55,7 +73,8 @@ def _whole(value: Any) -> int | None:
 def _is_date(value: Any) -> bool:
     if isinstance(value, datetime):
         return True
-    text = str(value).strip()
+    # What DuckDB reads as a time as well.
+    text = str(value).strip().removesuffix(" UTC").replace("/", "-")
     try:
         return _DATE.fullmatch(text) is not None and datetime.fromisoformat(text) is not None
     except ValueError:

@@ -22,7 +22,7 @@ from ...files import open_dataset_file
 from ..tables import pyarrow
 from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, state_of, unreadable
 from .formats import COLUMNAR, LONGEST_MAGIC, ColumnarFormat, text_format
-from .recognise import FIRST_ROWS, columns_of_times, recognised_columns
+from .recognise import FIRST_ROWS, columns_of_times, columns_within, recognised_columns
 
 Header = Literal["auto", "yes", "no"]
 _DELIMITERS = ("\t", ",", ";", "|")
@@ -57,10 +57,12 @@ def inspect(
     header: Header = "auto",
     recognised: Mapping[str, Sequence[str]] | None = None,
     sequences: bool = False,
+    item_columns: bool = False,
 ) -> Source:
     """Find the format of a file and its columns. `columns` maps each role to a column's name or number; `recognised`
     has the usual names of the columns of other roles, which need not exist. A file of `sequences` has a user and items
-    on each line, and the columns user and item."""
+    on each line, and the columns user and item. With `item_columns` other columns that may belong to the item have the
+    roles c0, c1 and so on."""
     path = path.expanduser()
     magic, state = _begin(path)
     source = Source(path=path, size=state[1], state=state, gzipped=magic[:2] == b"\x1f\x8b")
@@ -68,7 +70,8 @@ def inspect(
         if magic.startswith(columnar.magic):
             names = _column_names(path, columnar)
             source = replace(source, format=columnar.name, names=names)
-            return _with_columns(source, columns, recognised or {}, partial(_column_rows, path, columnar, names))
+            rows = partial(_column_rows, path, columnar, names)
+            return _with_columns(source, columns, recognised or {}, rows, item_columns=item_columns)
         if path.suffix in columnar.endings:
             raise bad_file(path, f"this is not a {columnar.title} file", "name it .csv if it is text")
     try:
@@ -99,7 +102,7 @@ def inspect(
         has_header=has_header,
     )
     first = partial(text.first, sample, names, delimiter)
-    return _with_columns(source, columns, recognised or {}, list if unnamed else first)
+    return _with_columns(source, columns, recognised or {}, list if unnamed else first, item_columns=item_columns)
 
 
 def _first_line(path: Path, sample: bytes) -> str:
@@ -135,14 +138,14 @@ def _column_names(path: Path, columnar: ColumnarFormat) -> list[str]:
 
 
 def _column_rows(path: Path, columnar: ColumnarFormat, names: list[str]) -> list[list[Any]]:
-    """The first values of columns of text and integers, and a time where the type is one; the others are None."""
+    """The first values of columns, where the type is a time one of it; of structures None."""
     if repeated_name(names) is not None:
         return []
     arrow = pyarrow()
     try:
         with columnar.open(path) as (schema, rows, batches):
             kinds, types = dict(zip(names, schema.types)), arrow.types
-            read = [name for name in names if types.is_integer(kinds[name]) or types.is_string(kinds[name])]
+            read = [name for name in names if not (types.is_temporal(kinds[name]) or types.is_struct(kinds[name]))]
             values = next(batches(read)).slice(0, FIRST_ROWS).to_pydict() if rows and read else {}
     except (arrow.ArrowException, OSError) as error:
         raise unreadable(path, error) from None
@@ -157,9 +160,11 @@ def _with_columns(
     columns: Mapping[str, str],
     recognised: Mapping[str, Sequence[str]],
     rows: Callable[[], list[list[Any]]],
+    *,
+    item_columns: bool,
 ) -> Source:
     """The source with the column of each role: those that the user named, then those with usual names, and if there is
-    no time yet, one with times in the first `rows`."""
+    no time yet, one with times in the first `rows`; and columns that do not change within an item there."""
     path, names = source.path, source.names
     roles: dict[int, str] = {}
     for role, column in columns.items():
@@ -179,6 +184,10 @@ def _with_columns(
             what = f"columns {first!r} and {second!r} both have times, and neither has a usual name for the time"
             raise UsageError(what, where={"file": path}, fix=f"--time {first}, or --time {second}; or --time none")
         roles.update(dict.fromkeys(by_value, "time"))
+    item = next((at for at, role in roles.items() if role == "item"), None)
+    if item_columns and item is not None:
+        others = [at for at in columns_within(rows(), item) if at not in roles and names.count(names[at]) == 1]
+        roles |= {at: f"c{number}" for number, at in enumerate(others)}
     return replace(source, columns={role: at for at, role in roles.items()}, time_by_values=bool(by_value))
 
 

@@ -17,23 +17,22 @@ from numpy.typing import NDArray
 from ... import locations
 from ...errors import UsageError
 from ...folders import one_at_a_time
-from ...jsonfile import as_json
 from .. import datasets
-from ..config import EventSplitOptions
 from ..datasets import Dataset
-from ..events import item_features
-from ..events.kinds import DAY_S
-from ..events.store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, verify
+from ..events.item_table import check_files
+from ..events.kinds import DAY_S, LIKE, NEGATIVE, POSITIVE
+from ..events.store import EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, stored_columns, verify
 from ..split import record
-from ..split.events import of_events
 from ..streaming.config import HistoryConfig, WindowConfig
 from ..streaming.windows import NoAnchors, WindowIndex
 from .mlperf_cache import FLAT_BYTES
 from .opening import open_events
 from .yambda import raw
+from .yambda.rows import count_by_type
 from .yambda.yambda_like import NAME as SYNTHETIC
 from .yambda.yambda_like import YambdaLike
 
+SHARES = {"listen_plus": POSITIVE, "like": LIKE, "skip": NEGATIVE}
 Facts = dict[str, object]
 """What a command prints, line by line or as JSON."""
 Say = Callable[[str], None]
@@ -112,8 +111,9 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
         lists = sorted(store.originals)
         for role in lists:
             originals(store.folder, role)
-        files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
-        files += [item_features.FILE] * (item_features.read_items(store) is not None)
+        columns = (file_of(store.folder, name).name for name in stored_columns(store.manifest.groups))
+        files = [*columns, *(f"{role}.jsonl" for role in lists)]
+        files += check_files(store)
         files += [record.FILE] * (record.read(store.folder, store.digest) is not None)
     return {
         "folder": str(store.folder),
@@ -152,9 +152,9 @@ def embedded(*, say: Say, config: YambdaLike | None = None) -> EventStore:
 
 
 def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Facts:
-    """Everything that `data info` prints. Without a minimum of histories it is that of the benchmark, or 100 if fewer
-    than a tenth of the users have that many events."""
-    manifest, lengths_U = store.manifest, np.diff(store.user_first_U1)
+    """Everything that `data info` prints of such events. Without a minimum of histories it is that of the benchmark, or
+    100 if fewer than a tenth of the users have that many events."""
+    lengths_U = np.diff(store.user_first_U1)
     if min_history is None:
         full = HistoryConfig().length
         min_history = full if int((lengths_U > full).sum()) * 10 >= store.users else 100
@@ -162,9 +162,6 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
     # Events are sorted by time, so that only the first and last of each user are read.
     first = int(store.times_E[store.user_first_U1[:-1]].min())
     last = int(store.times_E[store.user_first_U1[1:] - 1].max())
-    actions = dict(manifest.by_pool)
-    if store.imported and store.imported.negatives:
-        actions["drawn"] = store.imported.negatives.drawn
     # A store too small for any anchor has no windows but can be described.
     index = None
     with suppress(NoAnchors):
@@ -179,17 +176,16 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
         "digest": store.digest,
         "users": store.users,
         "items": store.distinct_items,
-        "artists": int(np.count_nonzero(np.unique(store.catalogue_I2[:, 0]))),
-        "albums": int(np.count_nonzero(np.unique(store.catalogue_I2[:, 1]))),
+        "artists": int(np.count_nonzero(np.unique(store.groups_IG[:, 0]))),
+        "albums": int(np.count_nonzero(np.unique(store.groups_IG[:, 1]))),
         "events": store.events,
         # Of a reference cache without its files of anchors.
         "bytes_an_event": EVENT_BYTES if store.layout == "packed" else FLAT_BYTES,
         "days": round((last - first) / DAY_S, 2),
         "first_time": first,
         "last_time": last,
-        **_imported(store),
-        "by_type": manifest.by_type,
-        "shares": {name: count / store.events for name, count in actions.items()},
+        "by_type": count_by_type(by_kind) if (by_kind := store.manifest.by_kind) else {},
+        "shares": {name: store.manifest.count(bit) / store.events for name, bit in SHARES.items()} if by_kind else {},
         "events_per_user": _spread(lengths_U),
         "windows": {
             "seconds": windows.seconds,
@@ -205,18 +201,6 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
             "users_with_enough": int((lengths_U > windows.min_history).sum()),
         },
     }
-
-
-def _imported(store: EventStore) -> dict[str, object]:
-    """What an import recorded about its file: days, columns, negatives; and what is held out."""
-    facts = store.imported
-    if facts is None:
-        return {}
-    days = {"days_of_events": f"{facts.days.first} to {facts.days.last}"} if facts.days else {}
-    names = ("time_order", "events_in_file", "density", "negatives", "unused_columns", "skipped_rows")
-    others = {name: value for name, value in as_json(facts).items() if name in names and value}
-    held_out = of_events(store, EventSplitOptions()).record
-    return {**days, "columns": facts.options.columns, **others, "held_out": as_json(held_out)}
 
 
 def _spread(counts: NDArray[np.int64]) -> dict[str, float]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,13 @@ from ...errors import DataError, MachineError, notice_once
 from ...files import NOT_FILES, open_dataset_file
 from ...jsonfile import load
 from ..blocks import Column
+from ..events.kinds import LIKE, NEGATIVE, POSITIVE
 from ..events.manifest import EventManifest
-from ..events.store import EventStore
+from ..events.store import EventStore, Which
+from ..streaming.features import ORGANIC
 from .yambda.raw import catalogue, map_file
-from .yambda.schema import ALBUMS_FILE, ARTISTS_FILE, LICENCE
+from .yambda.rows import TYPE_SHIFT
+from .yambda.schema import ALBUMS_FILE, ARTISTS_FILE, ITEM_GROUPS, LICENCE
 
 READY, CACHE_META = "_READY", "store_meta.json"
 
@@ -38,6 +42,7 @@ FLAT_COLUMNS = {
     "flat_is_like": "|b1",
     "flat_is_skip": "|b1",
 }
+KIND_COLUMNS = ("flat_is_listen_plus", "flat_is_like", "flat_is_skip", "flat_is_organic", "flat_event_types")
 FLAT_BYTES = sum(np.dtype(kind).itemsize for kind in FLAT_COLUMNS.values())
 """Bytes of an event, without the reference's files of anchors."""
 USER_COLUMNS = ("unique_uids", "user_start", "user_end")
@@ -45,6 +50,18 @@ USER_COLUMNS = ("unique_uids", "user_start", "user_end")
 _FIX = "build the cache again, or fetch this file from where the cache came from"
 _PIECE, _PIECES = 4096, 8
 _CHECKED_USERS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReferenceStore(EventStore):
+    """A cache of the reference: listen-plus, like, skip, whether an event was organic, and types, a column for each."""
+
+    layout: ClassVar[str] = "reference"
+
+    def kinds(self, which: Which) -> NDArray[np.uint8]:
+        plus, like, skip, organic, types = (column[which].astype(np.uint8) for column in self.kind_columns)
+        kinds = plus * POSITIVE | like * LIKE | skip * NEGATIVE | (organic != 0) * np.uint8(ORGANIC)
+        return np.asarray(kinds | types << TYPE_SHIFT, dtype=np.uint8)
 
 
 def open_reference(cache_folder: Path) -> EventStore:
@@ -62,22 +79,21 @@ def open_reference(cache_folder: Path) -> EventStore:
     flat = {name: Column(_column(folder, name, kind, events)) for name, kind in FLAT_COLUMNS.items()}
     maps = (map_file([folder.absolute().parents[1]], name) for name in (ARTISTS_FILE, ALBUMS_FILE))
     user_ids_U, user_first_U1 = _users(folder, flat["flat_uid"], users)
-    return EventStore(
+    return ReferenceStore(
         folder=folder,
-        layout="reference",
         user_ids_U=user_ids_U,
         user_first_U1=user_first_U1,
         items_E=flat["flat_item_ids"],
         times_E=flat["flat_timestamps"],
-        catalogue_I2=catalogue(*maps),
-        flags=(flat["flat_is_listen_plus"], flat["flat_is_like"], flat["flat_is_skip"], flat["flat_is_organic"]),
-        types_E=flat["flat_event_types"],
+        groups_IG=catalogue(*maps),
+        kind_columns=tuple(flat[name] for name in KIND_COLUMNS),
         manifest=EventManifest(
             name=folder.absolute().parent.name.replace("processed_", "yambda-", 1),
             synthetic=False,
             licence=LICENCE,
             events=events,
             users=users,
+            groups=[*ITEM_GROUPS],
             digest=_identification(folder),
         ),
     )

@@ -28,7 +28,7 @@ from ..events.earlier_ids import Matched, no_times, numbers_in
 from ..events.kinds import DAY_S
 from ..tables import EMPTY, pyarrow
 from .columns import StoredVocabulary, file_of
-from .encode import EARLIER, MANIFEST, ColumnFacts, EarlierRows
+from .encode import EARLIER, MANIFEST, TITLES, ColumnFacts, EarlierRows
 from .imported import FIRST, MISSING, RARE, ImportedClicks
 
 ROWS = "rows"
@@ -177,6 +177,9 @@ def _write(draft: Path, clicks: ImportedClicks, earlier: ImportedClicks, forget_
     scales = [(scale.mean, scale.deviation) for scale in earlier.scales]
     stated = EarlierRows(sha256=sha256(draft / EARLIER), added=added, scales=scales, indicators=earlier.indicators)
     manifest = msgspec.structs.replace(clicks.manifest, columns=[*columns.values()], digest=digest, earlier=stated)
+    if titles := [table for table in (earlier.titles(), clicks.titles()) if table is not None]:
+        pyarrow(".parquet").write_table(pyarrow().concat_tables(titles), str(draft / TITLES))
+        manifest.titles = sha256(draft / TITLES)
     write_json(draft / MANIFEST, sealed(manifest))
 
 

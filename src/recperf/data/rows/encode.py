@@ -29,7 +29,7 @@ FORMAT, VERSION = KINDS["clicks"].form
 MANIFEST = "clicks.json"
 LARGEST = 3e38
 """Numbers are stored as float32, larger ones as this."""
-EARLIER = "earlier.npz"
+EARLIER, TITLES = "earlier.npz", "titles.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,10 @@ class ColumnFacts:
     vocabulary: StoredVocabulary | None = None
     buckets: int = 0
     """Codes of a hashed column."""
+    rare: int = 0
+    """Categories with fewer rows than `min_count`, which share a table row."""
+    rare_share: float = 0.0
+    """Of the rows."""
     least: float | None = None
     most: float | None = None
 
@@ -64,6 +68,7 @@ class ColumnFacts:
             parts = [f"categorical, hashed to {self.buckets:,} rows"]
         else:
             parts = [f"categorical, {self.vocabulary.entries:,} categories"]
+            parts += [f"{self.rare:,} rare ({self.rare_share:.1%} of the rows)"] * bool(self.rare)
         parts += [f"up to {self.slots} in a row"] * (self.slots > 1)
         parts += [f"{self.cut:,} further ones left out"] * bool(self.cut)
         return ", ".join(parts + [f"{self.missing:,} missing"] * bool(self.missing))
@@ -113,6 +118,10 @@ class ClickManifest(Struct, kw_only=True, omit_defaults=True):
     seconds: float
     split_note: str
     skipped_rows: SkippedRows | None = None
+    repeated: int = 0
+    """Rows with the user, item, time and label of an earlier row."""
+    titles: str | None = None
+    """SHA-256 of the file with the titles of items, where there are some."""
     earlier: EarlierRows | None = None
 
     @property
@@ -140,9 +149,21 @@ def info(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     label, times = manifest.label, manifest.times
     rule = ", ".join(label.positives or ("1", "true"))
-    names = ("name", "rows", "positives", "user", "item", "time", "left_out", "skipped_rows", "min_count", "digest")
+    names = (
+        "name",
+        "rows",
+        "positives",
+        "user",
+        "item",
+        "time",
+        "left_out",
+        "skipped_rows",
+        "min_count",
+        "repeated",
+        "digest",
+    )
     return {
-        **{name: getattr(manifest, name) for name in names},
+        **{name: getattr(manifest, name) for name in (*names, "digest")},
         "folder": str(folder),
         "positive_share": manifest.positives / manifest.rows,
         "label_column": label.name,
@@ -150,6 +171,7 @@ def info(folder: Path) -> dict[str, Any]:
         "first": moment(times[0]) if times else None,
         "last": moment(times[1]) if times else None,
         "columns": {one.name: one.describe() for one in manifest.columns},
+        "store_bytes": sum(file.stat().st_size for file in folder.iterdir()),
     }
 
 

@@ -29,7 +29,7 @@ from ..split.record import decided, facts_of, of_dataset, with_split
 from ..split.rows import RowSplit, default_of
 from ..tables import EMPTY, Rows, Split, SplitRows, Unknown, pyarrow
 from .columns import UNSEEN, damaged, open_arrays
-from .encode import EARLIER, MANIFEST, ClickManifest, StoredColumns, encode_table, read_manifest
+from .encode import EARLIER, MANIFEST, TITLES, ClickManifest, StoredColumns, encode_table, read_manifest
 
 T = TypeVar("T", bound=Any)
 RARE, MISSING, FIRST = 0, 1, 2
@@ -174,6 +174,15 @@ class ImportedClicks(SplitRows):
         with np.load(path) as arrays:
             found = {int(key.split()[1]): arrays[key] for key in arrays.files if key.startswith(name)}
         return found
+
+    def titles(self) -> Any:
+        """A table with the columns id and title of items; None without titles."""
+        path, stated = self.folder / TITLES, self.manifest.titles
+        if stated is None:
+            return None
+        if not path.is_file() or sha256(path) != stated:
+            raise damaged(path, "differs from its checksum")
+        return pyarrow(".parquet").read_table(str(path))
 
     @property
     def table_rows(self) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from ...folders import new_folder
 from ...jsonfile import as_json, sealed
 from ..files import values as sql
 from ..files.load import load_file
+from ..files.options import repeated_rows
 from ..files.raw_rows import RawRows
 from ..files.text_rows import BadRows
 from ..files.values import LAST_SECOND, RESTART, open_database
@@ -34,6 +35,7 @@ from .columns import Arrays, write_arrays, write_vocabulary
 from .encode import (
     FORMAT,
     MANIFEST,
+    TITLES,
     VERSION,
     ClickManifest,
     ColumnFacts,
@@ -64,9 +66,9 @@ def make(options: ClickOptions, folder: Path, *, reading: Progress, rows: Progre
     return {
         **info(folder),
         "imported": not existed,
+        "notes": repeated_rows(manifest.repeated, manifest.rows, ("user", "item", "time", "label")),
         "seconds": round(seconds, 2),
         "rows_per_s": None if existed else round(manifest.rows / seconds),
-        "store_bytes": sum(file.stat().st_size for file in folder.iterdir()),
     }
 
 
@@ -77,11 +79,12 @@ def import_clicks(
     reading: Progress = lambda *_: None,
     writing_rows: Progress = lambda *_: None,
     split_note: str = "",
+    titles: Any = None,
 ) -> ClickManifest:
     """Write a store of a user's click rows and return its manifest. If it fails it leaves nothing behind.
 
     A finished store of the same file and options is left as it is. `split_note` is what the description of a split
-    should add.
+    should add, `titles` a table of items with the columns id and title.
     """
     folder, began = folder.expanduser().absolute(), monotonic()
     source, columns = choose_columns(options)
@@ -103,6 +106,9 @@ def import_clicks(
             load_file(connection, source, reading, bad)
             manifest = _Build(RawRows(connection, source, options, bad), columns, options, draft).run(writing_rows)
         manifest.identity, manifest.split_note = identity, split_note
+        if titles is not None:
+            pyarrow(".parquet").write_table(titles, str(draft / TITLES))
+            manifest.titles = sha256(draft / TITLES)
         manifest.seconds = round(monotonic() - began, 2)
         write_json(draft / MANIFEST, sealed(manifest))
     return manifest
@@ -162,6 +168,10 @@ class _Build:
             seconds=0.0,
             split_note="",
         )
+        same = [sql_name(at) for at in (*columns_of.values(), label_at) if at is not None]
+        if len(same) == len(columns_of) + 1:
+            different = self.raw.row(f"count(*) FROM (SELECT DISTINCT {', '.join(same)} FROM raw)")[0]
+            manifest.repeated = self.rows - different
         manifest.arrays = self._write(manifest, more, progress)
         self._require_both_labels(manifest.positives, threshold)
         values = as_json(manifest)
@@ -209,6 +219,8 @@ class _Build:
         facts = replace(facts, values=values, missing=int(missing))
         if self.options.hash:
             return replace(facts, buckets=self.options.hash - 2)
+        few, rows = self.raw.row(f"count(*), coalesce(sum(count), 0) FROM seen WHERE count < {self.options.min_count}")
+        facts = replace(facts, rare=few, rare_share=float(rows) / self.rows)
         query = (
             f"SELECT min(value) AS value, nullif(key, min(value)) AS key, sum(count) AS count "
             f"FROM (SELECT *, {sql.key('value', values)} AS key FROM seen) GROUP BY key ORDER BY count DESC, value"

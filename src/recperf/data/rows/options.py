@@ -9,33 +9,28 @@ import re
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ...config import require, within
 from ...errors import DataError, UsageError
 from ..files import values as sql
+from ..files.column_kinds import Kind, decide, questions
 from ..files.file import Source
 from ..files.options import FileOptions
 from ..files.recognise import recognised_columns
 from ..files.source import inspect, position_of, require_distinct, shown_names
-from ..files.values import column_types, fetch_row, literal
+from ..files.values import column_types, fetch_row
 
 MOST_FEATURES: Final = 500
 """Most columns that become features: a table of each, and several passes over it at the import."""
 MOST_SLOTS: Final = 16
 """Most values of a multi-valued column that a row has; further ones are left out."""
-Kind = Literal["categorical", "numeric", "multi"]
 KINDS: Final[tuple[Kind, ...]] = ("categorical", "numeric", "multi")
 RATINGS = ["user", "item", "rating", "timestamp"]
 """The columns of a file of four numbers without a header, as MovieLens has them."""
 CRITEO = ["label", *(f"i{number}" for number in range(1, 14)), *(f"c{number}" for number in range(1, 27))]
 """The columns of Criteo's click logs, which have tabs between them and no header: a label, numbers and categories."""
-_CRITEO_NUMBER, _CRITEO_CATEGORY = (
-    re.compile(r"(i|int|integer)_?[0-9]{1,2}"),
-    re.compile(r"(c|cat|category)_?[0-9]{1,2}"),
-)
 MOST_RATING = 100
-_FEW_VALUES = 1000
 _AT_ONCE = 16
 """Columns whose types one query decides."""
 
@@ -55,15 +50,11 @@ class ClickOptions(FileOptions):
     """Columns with several categories in a row, separated by commas: lists, or text like Action|Comedy."""
     separator: str = "|"
     """What separates the categories of a multi-valued column."""
-    min_count: int = 5
-    """Least number of training rows with a category for it to get a table row of its own; rarer ones share a row, and
-    so do those seen first after training."""
     hash: int | None = None
     """Hash the categories of each column to a table of this many rows instead of listing them."""
 
     def __post_init__(self) -> None:
         self.check(self.clicks, least_mib=256)
-        within(1, self.min_count, 1 << 31, "min_count")
         if self.hash is not None:
             within(4, self.hash, (1 << 31) - 1, "hash")
         rated = self.label is None or self.positive_from is None
@@ -210,59 +201,13 @@ def decide_types(connection: Any, columns: Columns, separator: str) -> Columns:
     features, left_out = dict(columns.features), dict(columns.left_out)
     for first in range(0, len(columns.undecided), _AT_ONCE):
         part = columns.undecided[first : first + _AT_ONCE]
-        asked = [_questions(sql_name(at), kinds[sql_name(at)], separator) for at in part]
+        asked = [questions(sql_name(at), kinds[sql_name(at)], separator) for at in part]
         query = ", ".join(["count(*)", *(text for one in asked for text in one)])
         answers = islice(fetch_row(connection, f"SELECT {query} FROM raw"), 1, None)
         for at, one in zip(part, asked):
-            kind, why = _decide(columns.name(at), kinds[sql_name(at)], *islice(answers, len(one)))
+            kind, why = decide(columns.name(at), kinds[sql_name(at)], *islice(answers, len(one)))
             if kind is None:
                 left_out[columns.name(at)] = why
             else:
                 features[at] = kind
     return replace(columns, features=dict(sorted(features.items())), left_out=left_out, undecided=())
-
-
-def _questions(column: str, kind: str, separator: str) -> list[str]:
-    """SQL for what `_decide` asks about a column, nothing if its type decides."""
-    if sql.is_time(kind) or sql.is_list(kind) or sql.values_of(sql.element(kind)) is None:
-        return []
-    distinct = f"approx_count_distinct({sql.category(column, kind)})"
-    if not sql.is_text(kind):
-        return [f"count({column})", distinct, str(sql.is_integer(kind)), str(sql.is_number(kind)), "0.0"]
-    value = sql.present(column)
-    whole = f"bool_and(regexp_full_match({value}, '-?[0-9]{{1,18}}'))"
-    number = f"NOT bool_or({sql.no_number(column, kind)})"
-    return [f"count({value})", distinct, whole, number, f"avg(contains({value}, {literal(separator)})::INT)"]
-
-
-def _decide(
-    name: str,
-    kind: str,
-    rows: int = 0,
-    distinct: int = 0,
-    whole: bool = False,
-    numbers: bool = False,
-    parts: float | None = None,
-) -> tuple[Kind | None, str]:
-    lower = name.lower()
-    if sql.is_time(kind):
-        return None, "a time"
-    if sql.values_of(sql.element(kind)) is None:
-        return None, f"of type {kind.partition('(')[0]}"
-    if sql.is_list(kind):
-        return "multi", ""
-    if not rows or distinct < 2:
-        return None, "the same everywhere" if rows else "empty"
-    if _CRITEO_NUMBER.fullmatch(lower) and numbers:
-        return "numeric", ""
-    if _CRITEO_CATEGORY.fullmatch(lower):
-        return "categorical", ""
-    if numbers and not whole:
-        return "numeric", ""
-    usual = (*sql.COLUMNS["user"], *sql.COLUMNS["item"])
-    is_id = re.search(r"(^|_)ids?$", lower) is not None or sql.plain(name) in usual
-    if numbers and not is_id and not (distinct <= _FEW_VALUES and distinct * 10 <= rows):
-        return "numeric", ""
-    if distinct * 2 > rows:
-        return None, "almost every row has a value of its own"
-    return ("multi" if parts and parts > 0.1 else "categorical"), ""

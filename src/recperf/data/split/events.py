@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ..config import EventSplitOptions, SplitOptions
-from ..events.kinds import ACTION_BITS, ANCHORS, DRAWN, LIKE, LISTEN_PLUS
+from ..events.kinds import ACTION_BITS, ANCHORS, DRAWN, LIKE, POSITIVE
 from ..events.store import EventStore
 from .record import HELD_OUT, Counts, Ids, Split, boundaries, decided, facts_of, of_dataset
 
 LEAST_TAKEN = 3
 """Leave-one-out holds out nothing of users who took fewer items: one is to train, one to validate and one to test."""
-POSITIVE_BITS = LISTEN_PLUS | LIKE
+POSITIVE_BITS = POSITIVE | LIKE
 _CHUNK = 1 << 20
 
 Longs = NDArray[np.int64]

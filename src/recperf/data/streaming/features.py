@@ -19,6 +19,9 @@ CONTEXT: Final = ("uid", *CROSSES)
 HISTORY: Final = ("item_id", "artist_id", "album_id")
 CANDIDATE: Final = ("item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id")
 
+ORGANIC: Final = 8
+"""Bit 3 of a stored event: no recommender was behind it."""
+
 RATES: Final = (
     "overall",
     *("user", "user_listens", "user_recent", "item", "item_listens", "item_recent"),

@@ -19,10 +19,11 @@ from ...errors import DataError, MachineError
 from ...ops.history import Crosses, Events, HistoryArrays, Name, Picked, Rule, choose
 from ...ops.history.reference import LARGE_ID
 from ..batch import HistoryBatch, JaggedFeatures
-from ..events.kinds import ACTION_BITS, LIKE, LISTEN_PLUS, MOST_ID, ORGANIC, SKIP
-from ..events.store import EventStore, Queries
+from ..events.kinds import ACTION_BITS, LIKE, MOST_ID, NEGATIVE, POSITIVE
+from ..events.store import EventStore
 from .config import HistoryConfig
 from .features import CANDIDATE, CONTEXT, CROSSES, HISTORY
+from .queries import Queries, organic
 from .rates import RunningRates
 
 KEYS = (*CONTEXT, *HISTORY, *CANDIDATE)
@@ -36,7 +37,7 @@ Words = NDArray[np.int64]
 def rule_of(config: HistoryConfig) -> Rule:
     """The strategy as parameters of the `history` op."""
     if config.strategy == "interleaved":
-        return Rule(actions=(LISTEN_PLUS, LIKE, SKIP), cap=config.events_per_action, most=config.longest)
+        return Rule(actions=(POSITIVE, LIKE, NEGATIVE), cap=config.events_per_action, most=config.longest)
     return Rule(actions=(ACTION_BITS,), cap=config.length, most=config.longest)
 
 
@@ -60,13 +61,13 @@ class Histories:
             raise MachineError("pinned memory needs a GPU, and torch finds none", fix="use pin=False")
         _check(store)
         self.store, self.config, self.pin, self.rates = store, config, pin, rates
-        self.rule, flags = rule_of(config), store.flags
+        self.rule, kinds = rule_of(config), [column.array for column in store.kind_columns]
         self._events = Events(
             items_E=store.items_E.array,
             times_E=store.times_E.array,
-            catalogue_I2=store.catalogue_I2,
-            kinds_E=None if store.packed_kinds_E is None else store.packed_kinds_E.array,
-            flags=None if flags is None else (flags[0].array, flags[1].array, flags[2].array),
+            catalogue_I2=store.groups_IG,
+            kinds_E=kinds[0] if len(kinds) == 1 else None,
+            flags=None if len(kinds) == 1 else (kinds[0], kinds[1], kinds[2]),
         )
         self._body, self.why = choose(impl)
 
@@ -74,7 +75,7 @@ class Histories:
         """The samples of these anchors, in their order. An anchor is given as the position of its event."""
         positions_B = self._checked(positions_B)
         kinds_B = self.store.kinds(positions_B)
-        return self.queried(self.events(positions_B, kinds_B), (kinds_B & LISTEN_PLUS) > 0)
+        return self.queried(self.events(positions_B, kinds_B), (kinds_B & POSITIVE) > 0)
 
     def lengths(self, positions_B: Words) -> Words:
         """The number of events in each history of a batch of these anchors. Only kinds of events are read."""
@@ -87,8 +88,7 @@ class Histories:
     def events(self, positions_B: Words, kinds_B: NDArray[np.uint8]) -> Queries:
         store = self.store
         times_B, items_B = store.times_E[positions_B].astype(np.int64), store.items_at(positions_B)
-        organic_B = ((kinds_B & ORGANIC) > 0).astype(np.int64)
-        return Queries(store.users_of(positions_B), positions_B, items_B, times_B, organic_B)
+        return Queries(store.users_of(positions_B), positions_B, items_B, times_B, organic(store, kinds_B))
 
     def queried(self, queries: Queries, labels_B: NDArray[np.bool_] | None = None) -> HistoryBatch:
         """The samples of queries, in their order; without labels these are 0."""
@@ -142,9 +142,8 @@ class Histories:
         return picked
 
     def _require_kinds(self, begin_B: Words, positions_B: Words) -> None:
-        for column in (self.store.packed_kinds_E, *(self.store.flags or ())[:3]):
-            if column is not None:
-                column.require(begin_B, positions_B)
+        for column in self.store.kind_columns[:3]:
+            column.require(begin_B, positions_B)
 
     def _checked(self, positions_B: Words) -> Words:
         outside = (positions_B < 0) | (positions_B >= self.store.events)
@@ -167,7 +166,7 @@ class Histories:
     def _target(self, queries: Queries) -> Words:
         """The inputs of the cross features, in the order of `TARGET`. An unknown user has id 0."""
         users_B, item_B = queries.users_B, queries.items_B
-        artist_B, album_B = self.store.catalogue_I2[item_B].T.astype(np.int64)
+        artist_B, album_B = self.store.groups_IG[item_B].T.astype(np.int64)
         if max(artist_B.max(initial=0), album_B.max(initial=0)) > MOST_ID:
             raise _damaged(self.store, LARGE_ID)
         uid_B = np.where(users_B >= 0, self.store.user_ids_U[users_B], 0)

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...stop import poll
-from ..events.kinds import ANCHORS, DRAWN, LISTEN_PLUS, LISTENS
-from ..events.store import EventStore, Queries
+from ..events.kinds import ANCHORS, DRAWN, LABELLED, POSITIVE
+from ..events.store import EventStore
 from .features import RATES
+from .queries import Queries
 
 PRIOR = 4.0
 """Listens at the overall share that every share is smoothed with."""
@@ -132,7 +133,7 @@ class RunningRates:
         kinds_E = store.kinds(slice(0, store.events))
         known_E = True if unknown_E is None else ~unknown_E
         listens_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & known_E)
-        positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
+        positive_N = (kinds_E[listens_N] & np.uint8(POSITIVE)) > 0
         times_N = store.times_E[listens_N].astype(np.int64)
         own_N = times_N if self.by_second else listens_N
         users_N, items_N = store.users_of(listens_N), store.items_at(listens_N)
@@ -141,7 +142,7 @@ class RunningRates:
         real_N = (kinds_E[listens_N] & np.uint8(DRAWN)) == 0
         self.user_item = Groups.of(_pair(users_N, items_N)[real_N], own_N[real_N], positive_N[real_N])
         self.artist = self.user_artist = None
-        if store.catalogue_I2[:, 0].any():
+        if store.groups_IG[:, 0].any():
             artists_N = self._artists(items_N)
             self.artist = Groups.of(artists_N, times_N, positive_N)
             self.user_artist = Groups.of(_pair(users_N, artists_N)[real_N], own_N[real_N], positive_N[real_N])
@@ -180,7 +181,7 @@ class RunningRates:
         return [_share(groups, first_B, stop_B, self.overall(times_B)), _logarithm(stop_B - first_B)]
 
     def _artists(self, items_B: Longs) -> Longs:
-        return np.asarray(self.store.catalogue_I2[items_B, 0], np.int64)
+        return np.asarray(self.store.groups_IG[items_B, 0], np.int64)
 
     def overall(self, times_B: Longs) -> Floats:
         """The share of positive listens before the part of the time span that each time lies in."""
@@ -258,12 +259,12 @@ class Neighbours:
         self.store = store
         self.times_E = store.times_E[:].astype(np.int64)
         kinds_E = store.kinds(slice(0, store.events))
-        self.learned_E = (kinds_E & np.uint8(LISTENS) > 0) & known_E
-        self.residuals_E = ((kinds_E & np.uint8(LISTEN_PLUS)) > 0).astype(np.float32) - expected_E
+        self.learned_E = (kinds_E & np.uint8(LABELLED) > 0) & known_E
+        self.residuals_E = ((kinds_E & np.uint8(POSITIVE)) > 0).astype(np.float32) - expected_E
         self.residuals_E *= known_E
         anchors_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & (self.times_E < cut))
         items_E = store.items_at(slice(0, store.events))
-        self.listens_L = np.flatnonzero(kinds_E & np.uint8(LISTENS))
+        self.listens_L = np.flatnonzero(kinds_E & np.uint8(LABELLED))
         """Positions of what a history may hold: not of what an import drew."""
         counts_I = np.bincount(items_E[self.learned_E & (self.times_E < cut)], minlength=store.items)
         frequent = np.sort(np.argsort(-counts_I, kind="stable")[:SIMILAR_ITEMS])

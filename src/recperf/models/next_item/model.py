@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...data.batch import JaggedFeatures
-from ...data.events.item_features import ItemValues
+from ...data.events.item_table import ItemValues
 from ...data.next_item_batches import SequenceBatch
 from ...measure.spans import span
 from ...ops import hstu_attention

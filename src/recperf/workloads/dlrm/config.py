@@ -209,7 +209,7 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
 
 
 def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
-    """The config for the listens of an event store as clicks."""
+    """The config for the events of a store with a label as clicks."""
     from ...data.rows.from_events import clicks_of
 
     rows, events = clicks_of(dataset)

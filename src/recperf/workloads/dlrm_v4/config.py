@@ -14,7 +14,7 @@ from ...data.streaming.config import HistoryConfig, Leftover, WindowConfig
 from ...data.streaming.features import CROSSES
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
-from ...errors import ConfigError
+from ...errors import ConfigError, notice_once
 from ...execution.tables import require_table_memory, table_share
 from ...execution.workload import HASHED, Estimate, TrialsConfig, Workload, quality_claims
 from ...measure.cost import FLOAT
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 ROLES = {
     "item_id": "items",
-    "artist_id": "artists",
-    "album_id": "albums",
+    "artist_id": "first group",
+    "album_id": "second group",
     "uid": "users",
     **dict.fromkeys(CROSSES, HASHED),
 }
-"""The ids of each table's rows."""
+"""The ids of each table's rows; own events have groups of items in place of artists and albums."""
 SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length, or a smaller --train.batch-size"
 
 
@@ -251,6 +251,8 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     from . import own_data
 
     config, store = laptop(), open_events(path)
+    if (own := own_data.groups(store)) is not None:
+        notice_once("as groups of items dlrm-v4 reads the first of {} and the set of all {}".format(*own.columns))
     history, rates = own_data.history(store), own_data.rates_fit(store)
     data = replace(
         config.data, path=path, history=history, windows=own_data.windows(store),
@@ -298,11 +300,13 @@ def split_of(store: EventStore, config: DLRMv4WorkloadConfig) -> EventSplit | No
 def with_rows(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
     """With rows for all ids of the events; users share a row, and crosses have theirs by a hash, as before."""
     from ...data.known.opening import open_events
+    from .own_data import with_groups
 
     assert config.data.path is not None
-    ids = {f"{role[:-1]}_id": one.lines + 1 for role, one in open_events(config.data.path).originals.items()}
-    rows = config.model.table_rows
-    ids = {**ids, "uid": ids.pop("user_id") if rows["uid"] > 1 else 1}
+    store, rows = with_groups(open_events(config.data.path)), config.model.table_rows
+    artists, albums = (int(ids.max(initial=0)) + 1 for ids in store.groups_IG.T)
+    users = store.originals["users"].lines + 1 if rows["uid"] > 1 else 1
+    ids = {"item_id": store.items, "artist_id": artists, "album_id": albums, "uid": users}
     model = replace(config.model, row_scale=1.0, rows=tuple({**rows, **ids}[name] for name in config.model.tables))
     return replace(config, model=model)
 
@@ -379,5 +383,6 @@ DLRM_V4 = Workload(
     id_tables={f"tables.{name}{part}": role for name, role in ROLES.items() for part in ("", "_state")},
     resolve=resolve,
     with_rows=with_rows,
+    id_names="recperf.workloads.dlrm_v4.own_data:group_names",
     submission="recperf.workloads.dlrm_v4.build:submission",
 )

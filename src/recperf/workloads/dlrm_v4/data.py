@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.events.kinds import DRAWN, LISTEN_PLUS
-from ...data.events.store import EventStore, Queries
+from ...data.events.kinds import DRAWN, POSITIVE
+from ...data.events.store import EventStore
 from ...data.known import event_files as catalogue
 from ...data.known.opening import open_events
 from ...data.known.yambda.yambda_like import of_size
@@ -25,6 +25,7 @@ from ...data.order import Samples
 from ...data.streaming.features import RATES
 from ...data.streaming.history import Histories
 from ...data.streaming.loader import StreamOrder
+from ...data.streaming.queries import Queries
 from ...data.streaming.rates import MOST_COMPARED_EVENTS, RunningRates
 from ...data.streaming.windows import Users, WindowIndex
 from ...errors import DataError
@@ -33,6 +34,7 @@ from ...train.baselines import bias_logits, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room, split_of
+from .own_data import with_groups
 from .ranking import PART, EventCatalogue, Features, LastItems, Rule, gradient_boosting, regressed, running_means
 
 Positions = NDArray[np.int64]
@@ -64,7 +66,7 @@ def check(config: DLRMv4WorkloadConfig) -> str:
 def opened(data: EventsConfig) -> EventStore:
     """The store of a config; the embedded events are generated if they do not exist."""
     if data.path is not None:
-        return open_events(data.path)
+        return with_groups(open_events(data.path))
     return catalogue.embedded(say=lambda _: None, config=of_size(data.events))
 
 
@@ -259,7 +261,7 @@ class EventWindows:
         return np.concatenate([self.index.order(window, part.users) for window in part.windows])
 
     def _labels(self, positions_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return ((self.store.kinds(positions_N) & LISTEN_PLUS) > 0).astype(np.float32)
+        return ((self.store.kinds(positions_N) & POSITIVE) > 0).astype(np.float32)
 
     def scored_rows(self) -> ScoredRows:
         return self.rows_of(self.part_at(None))

@@ -1,10 +1,18 @@
-"""Sizes of dlrm-v4 that follow from a user's own events: histories, windows and tables."""
+"""What dlrm-v4 makes of a user's own events: two groups of each item in place of artist and album, and sizes of
+histories, windows and tables.
+
+Shapes: I items.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass, replace
 
-from ...data.events.kinds import LIKE, LISTEN_PLUS, SKIP
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data.events.item_table import ItemColumn, columns_of
+from ...data.events.kinds import LIKE, NEGATIVE, POSITIVE
 from ...data.events.store import EventStore
 from ...data.streaming.config import HistoryConfig, Strategy, WindowConfig
 from ...data.streaming.features import CROSSES
@@ -29,12 +37,59 @@ MEMORY_SHARE = 0.25
 _STRIDE = 1 << 24
 
 
+@dataclass(frozen=True, eq=False)
+class ItemGroups:
+    """Two groups of every item, as numbers from 1 on; 0 where unknown. Group k + 1 is `names[k]`."""
+
+    columns: tuple[str, str]
+    """The columns of the items that they come from, by the user's names."""
+    names: tuple[list[str], list[str]]
+    numbers_I2: NDArray[np.uint32]
+
+
+def groups(store: EventStore) -> ItemGroups | None:
+    """The first value of the first column of items with categories, and all values of the last one, as a set; None
+    where items have no such column."""
+    columns = {name: one for name, one in columns_of(store).items() if one.kind in ("category", "categories")}
+    if not columns:
+        return None
+    (first, *_), (*_, last) = columns, columns
+    one, every = _grouped(columns[first], whole=False), _grouped(columns[last], whole=True)
+    return ItemGroups((first, last), (one[0], every[0]), np.stack([one[1], every[1]], 1).astype(np.uint32))
+
+
+def _grouped(column: ItemColumn, *, whole: bool) -> tuple[list[str], NDArray[np.int64]]:
+    """The names of the groups and the number of every item's, by its first value or by all of them."""
+    names, counts_I, values_V = column.categories()
+    ends_I = np.cumsum(counts_I)
+    of_items = [values_V[end - count : end].tolist() for end, count in zip(ends_I.tolist(), counts_I.tolist())]
+    keys = ["|".join(names[value] for value in sorted({*(one if whole else one[:1])})) for one in of_items]
+    distinct, numbers_I = np.unique(np.array(keys, str), return_inverse=True)
+    # Items without a value have the empty text, which comes first.
+    without = int(distinct[0] == "")
+    return distinct[without:].tolist(), numbers_I + 1 - without
+
+
+def with_groups(store: EventStore) -> EventStore:
+    """The store with two groups of every item."""
+    if store.groups_IG.shape[1] == 2:
+        return store
+    own = groups(store)
+    return replace(store, groups_IG=np.zeros((store.items, 2), np.uint32) if own is None else own.numbers_I2)
+
+
+def group_names(store: EventStore) -> dict[str, list[str]]:
+    """The names of both groups, by role, of items that have some."""
+    own = groups(store)
+    return {} if own is None else {"first group": own.names[0], "second group": own.names[1]}
+
+
 def history(store: EventStore) -> HistoryConfig:
     """A history as long as those of most users. It takes events of any kind, unless the store has all three kinds of
     actions: interleaved would leave the places of a missing kind empty."""
     usual = int(np.percentile(np.diff(store.user_first_U1), 80)) // store.stored_per_event
     length = min(LONGEST, max(SHORTEST, usual // 3 * 3))
-    interleaved = all(_any(store, action) for action in (LISTEN_PLUS, LIKE, SKIP))
+    interleaved = all(_any(store, action) for action in (POSITIVE, LIKE, NEGATIVE))
     scan = max(400, 4 * length * store.stored_per_event)
     strategy: Strategy = "interleaved" if interleaved else "last-n"
     return HistoryConfig(length=length, scan=scan, strategy=strategy, query_time="candidate")
@@ -67,10 +122,10 @@ def rates_fit(store: EventStore) -> bool:
 
 
 def rows(store: EventStore, model: DLRMv4Config) -> tuple[int, ...]:
-    """A row for every item, artist and album. Users and crosses have a row for every combination where the data has
+    """A row for every item and group of items. Users and crosses have a row for every combination where the data has
     many events of each, otherwise one that all share: what few events say about a user is in the history and the
     running rates, and rows of their own would memorise outcomes."""
-    artists, albums = (int(ids.max(initial=0)) + 1 for ids in store.catalogue_I2.T)
+    artists, albums = (int(ids.max(initial=0)) + 1 for ids in with_groups(store).groups_IG.T)
     users = int(store.user_ids_U.max(initial=0)) + 1
     counts = {"uid": store.users, "item": store.items, "artist": artists, "album": albums, "hour": 24, "organic": 2}
     combinations = {name: float(np.prod([counts[part] for part in parts])) for name, (parts, _) in CROSSES.items()}

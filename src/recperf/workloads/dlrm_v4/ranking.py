@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.events.kinds import ANCHORS, DAY_S, DRAWN, LISTEN_PLUS
-from ...data.events.store import EventStore, Queries
+from ...data.events.kinds import ANCHORS, DAY_S, DRAWN, POSITIVE
+from ...data.events.store import EventStore
 from ...data.streaming.config import HistoryConfig
 from ...data.streaming.features import HISTORY, RATES
 from ...data.streaming.history import DAY_HOURS, HOUR_S, Histories
+from ...data.streaming.queries import Queries
 from ...data.streaming.rates import MEANS, NEIGHBOUR_COLUMNS, Groups, RunningRates
 from ...models.dlrm_v4.inputs import Inputs
 from ...models.dlrm_v4.model import DLRMv4
@@ -142,7 +143,7 @@ def _sharing(model: DLRMv4, histories: Histories, queries: Queries) -> Tensor:
 
     def gathered(part: Queries) -> tuple[HistoryBatch, Tensor, Tensor | None]:
         """The first query as a batch, and of all of them items, artists and albums, and running rates."""
-        items_C3 = np.column_stack([part.items_B, histories.store.catalogue_I2[part.items_B]]).astype(np.int64)
+        items_C3 = np.column_stack([part.items_B, histories.store.groups_IG[part.items_B]]).astype(np.int64)
         rates = None if histories.rates is None else torch.from_numpy(histories.rates.of(part))
         return without_rates.queried(part[:1]), torch.from_numpy(items_C3), rates
 
@@ -191,7 +192,7 @@ class LastItems:
         known_E = True if unknown_E is None else ~unknown_E
         listens_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & known_E)
         items_N, times_N = store.items_at(listens_N), store.times_E[listens_N].astype(np.int64)
-        positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
+        positive_N = (kinds_E[listens_N] & np.uint8(POSITIVE)) > 0
         common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[: baselines.MOST_CATEGORIES]
         self.category_I = np.full(store.items, baselines.MOST_CATEGORIES)
         self.category_I[common] = np.arange(len(common))

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.batch import HistoryBatch
-from ...data.events.item_features import titles_of
-from ...data.events.kinds import DRAWN, LISTEN_PLUS
-from ...data.events.row_queries import RowQueries
-from ...data.events.store import Queries, originals
+from ...data.events.item_table import titles_of
+from ...data.events.kinds import DRAWN, POSITIVE
+from ...data.events.store import originals
 from ...data.streaming.features import CROSSES, RATES
 from ...data.streaming.history import Histories
+from ...data.streaming.queries import Queries, RowQueries
 from ...data.streaming.rates import PRECISION, PRIOR, RECENT
 from ...data.tables import Ids, Table, pyarrow
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport, free_name
@@ -36,6 +36,7 @@ from ...train.feeds import prepared_on_host
 from .build import make_model, settings_of
 from .config import DLRMv4WorkloadConfig, estimate
 from .data import EventWindows, opened
+from .own_data import groups
 from .ranking import candidate_logits, recent
 
 MEANINGS = {
@@ -143,12 +144,14 @@ class ServedHistories(Served):
         listed = self.store.originals.get("users")
         users = np.arange(1, listed.lines + 1) if listed else self.store.user_ids_U.astype(np.int64)
         own = {
-            "uid": (arrow.array(self._own_ids("user", users)), users),
+            "uid": (arrow.array(self._own_ids(users)), users),
             "item_id": (self.items.values, self.items.numbers_V),
         }
-        for role, column in (("artist", 0), ("album", 1)):
-            numbers = np.unique(self.store.catalogue_I2[self.items.numbers_V, column]).astype(np.int64)
-            own[f"{role}_id"] = arrow.array(self._own_ids(role, numbers)), numbers
+        named = groups(self.store)
+        for column, role in enumerate(("artist", "album")):
+            numbers = np.unique(self.store.groups_IG[self.items.numbers_V, column]).astype(np.int64)
+            ids = numbers.tolist() if named is None else [["", *named.names[column]][number] for number in numbers]
+            own[f"{role}_id"] = arrow.array(ids), numbers
         for name, rows in self.config.model.table_rows.items():
             weight = self.model.tables.table(name)
             if name in own:
@@ -166,18 +169,17 @@ class ServedHistories(Served):
                 tables.append(TableExport(name=name, weight_RW=weight, meaning=meaning))
         return tables
 
-    def _own_ids(self, role: str, numbers: NDArray[np.int64]) -> list[int | str]:
-        """Own ids of users, artists or albums."""
-        if f"{role}s" not in self.store.originals:
+    def _own_ids(self, numbers: NDArray[np.int64]) -> list[int | str]:
+        """Own ids of users."""
+        if "users" not in self.store.originals:
             return numbers.tolist()  # type: ignore[no-any-return]
-        listed = originals(self.store.folder, f"{role}s")
-        text = any(isinstance(one, str) for one in listed)
-        return [listed[number - 1] if 0 < number <= len(listed) else "" if text else 0 for number in numbers]
+        listed = originals(self.store.folder, "users")
+        return [listed[number - 1] for number in numbers]
 
     def _catalogue(self) -> Table:
         """Own id, number, artist and album of every item, the latter as numbers."""
         numbers = self.items.numbers_V
-        artists, albums = self.store.catalogue_I2[numbers].T
+        artists, albums = self.store.groups_IG[numbers].T
         return pyarrow().table({"item": self.items.values, "number": numbers, "artist": artists, "album": albums})
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Queries]]:
@@ -193,7 +195,7 @@ class ServedHistories(Served):
                 names["user"]: self.users.of_numbers(queries.users_B),
                 names["item"]: self.items.of_numbers(queries.items_B),
                 **({names["time"]: self.row_queries.own_times(queries.times_B)} if self.optional else {}),
-                free_name("label", names.values()): ((kinds_N & LISTEN_PLUS) > 0).astype(np.int8),
+                free_name("label", names.values()): ((kinds_N & POSITIVE) > 0).astype(np.int8),
             }
             yield pyarrow().table(rows), queries
 

@@ -69,7 +69,7 @@ class FeaturedConfig(SequencesConfig):
     """The same, with features of items."""
 
     features: bool = True
-    """Whether the features of items, or their artist and album, are part of their vectors."""
+    """Whether what is known of items, categories and ranges of numbers, is part of their vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)

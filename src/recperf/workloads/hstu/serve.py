@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data.events.item_features import titles_of
+from ...data.events.item_table import exported, titles_of
 from ...data.events.store import own_ids, own_name
 from ...data.next_item import Targets
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch
@@ -214,10 +214,10 @@ class ServedSequences(ServedItems):
         return self.model.item_vectors()
 
     def export(self, example: Table, inputs: ItemHistories) -> Export:
-        arrow, items, rows_I = pyarrow(), self.items.values, np.arange(len(self.items))
+        store, items, rows_I = self.data.store, self.items.values, np.arange(len(self.items))
         vectors = "vectors of items, of length 1"
         embeddings = f"embeddings of items by {BY_ID}"
-        titles = None if self.titles is None else arrow.array(self.titles, arrow.string())
+        known = store and exported(store, self.items.role, items, rows_I + 1 + self.data.padding_id)
         return Export(
             tables=[
                 TableExport(name="vectors", weight_RW=self.vectors_ID, ids=items, rows_I=rows_I, meaning=vectors),
@@ -231,7 +231,7 @@ class ServedSequences(ServedItems):
             output="vectors of users, of length 1: the score of an item is the product with its vector",
             example=example,
             logits_B=self._vectors(inputs),
-            more={} if titles is None else {"titles": arrow.table({"id": items, "title": titles})},
+            more={"items": known} if known else {},
             vectors_IW=self.vectors_ID,
         )
 

@@ -87,10 +87,10 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
 
 
 def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
-    """The config for the listens of an event store as clicks."""
+    """The config for the events of a store with a label as clicks."""
     from ...data.rows.from_events import clicks_of
 
-    clicks, events = clicks_of(dataset)
+    clicks, events = clicks_of(dataset, lists=False)
     config = on_clicks(config, clicks)
     return replace(config, data=replace(config.data, events=events))
 

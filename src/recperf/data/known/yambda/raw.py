@@ -24,11 +24,12 @@ from .... import units
 from ....errors import DataError, MachineError
 from ....files import open_dataset_file, sha256
 from ....jsonfile import Struct, require
-from ...events.kinds import EVENT_TYPES, MOST_ID
+from ...events.kinds import MOST_ID
 from ...events.manifest import EventManifest
 from ...events.store import EVENT_BYTES
-from ...events.writer import JOURNAL, EventRows, StoreWriter, finished
+from ...events.writer import JOURNAL, StoreWriter, finished
 from ...tables import one_array, pyarrow
+from .rows import EVENT_TYPES, EventRows
 from .schema import (
     ALBUMS_FILE,
     ARTISTS_FILE,
@@ -36,6 +37,7 @@ from .schema import (
     EVENTS_FILE,
     GAP_MINUTES,
     IDS,
+    ITEM_GROUPS,
     LICENCE,
     TEST_DAYS,
     TRAIN_DAYS,
@@ -311,6 +313,7 @@ def prepare(
             size=files.size,
             synthetic=False,
             licence=LICENCE,
+            groups=[*ITEM_GROUPS],
             split={"t_min": t_min, "t_max": t_max, **vars(split), **counts},
         )
         return writer.finish(catalogue_I2, manifest)

@@ -27,6 +27,8 @@ COLUMNS: Final = {
 }
 NULLABLE: Final = ("played_ratio_pct", "track_length_seconds")
 IDS: Final = ("uid", "item_id", "artist_id", "album_id")
+ITEM_GROUPS: Final = ("artists", "albums")
+"""Names of the groups that items have as numbers in a store."""
 TICK_S: Final = 5
 TRAIN_DAYS, GAP_MINUTES, TEST_DAYS = 300, 30, 1
 

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from ....config import to_json
 from ....ops.hashing import GOLDEN, finalise_numpy_
 from ....stop import poll
-from ...events.kinds import DAY_S, EVENT_TYPES, LEAST_PLAYED
+from ...events.kinds import DAY_S
 from ...events.manifest import EventManifest
 from ...events.store import VERSION
-from ...events.writer import EventRows, StoreWriter, finished
-from .schema import SYNTHETIC_LICENCE, TICK_S
+from ...events.writer import StoreWriter, finished
+from .rows import EVENT_TYPES, LEAST_PLAYED, EventRows
+from .schema import ITEM_GROUPS, SYNTHETIC_LICENCE, TICK_S
 from .yambda_like import (
     NAME,
     ODD,
@@ -325,6 +326,7 @@ def write_store(
             name=NAME,
             synthetic=True,
             licence=SYNTHETIC_LICENCE,
+            groups=[*ITEM_GROUPS],
             split=vars(config.split),
             config=to_json(config),
         )

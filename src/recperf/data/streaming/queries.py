@@ -9,22 +9,51 @@ Shapes: N rows, U users of the store.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..events.kinds import ANCHORS
+from ..events.store import EventStore, own_ids, own_name
 from ..files.values import LAST_SECOND, TIME_UNITS
 from ..tables import BadRow, Ids, Unknown, as_text, is_text, one_array, pyarrow
-from .kinds import ANCHORS, ORGANIC
-from .store import EventStore, Queries, own_ids, own_name
+from .features import ORGANIC
 
 UNITS = {**TIME_UNITS, "iso": ("ISO text", 1)}
 AT_ONCE = 1 << 20
 """Events whose items are read at a time."""
 
 Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """What a model is asked: whether a user takes an item at a moment. It need not be an event of the store."""
+
+    users_B: NDArray[np.int64]
+    """Indices of the users in the store; -1 for a user that it does not have."""
+    ends_B: NDArray[np.int64]
+    """Positions before which the histories end; of an event, its own position."""
+    items_B: NDArray[np.int64]
+    times_B: NDArray[np.int64]
+    organic_B: NDArray[np.int64]
+    """1 where the user found the item without a recommendation."""
+
+    def __len__(self) -> int:
+        return len(self.ends_B)
+
+    def __getitem__(self, rows: slice) -> Queries:
+        return Queries(*(column[rows] for column in vars(self).values()))
+
+
+def organic(store: EventStore, kinds_B: NDArray[np.uint8]) -> Longs:
+    """1 for each event that no recommender was behind, by its byte. Imported events do not say it and count as such."""
+    if store.imported:
+        return np.ones(len(kinds_B), np.int64)
+    return ((kinds_B & np.uint8(ORGANIC)) > 0).astype(np.int64)
 
 
 class RowQueries:
@@ -87,7 +116,7 @@ class RowQueries:
         same_N &= (self.store.items_E[inside_N] == items_N) & (ends_N < self.store.user_first_U1[users_N + 1])
         asked_N = np.where(same_N, inside_N, ends_N - 1)
         some_N = (users_N >= 0) & (same_N | (ends_N > first_N))
-        organic_N[some_N] = (self.store.kinds(asked_N[some_N]) & ORGANIC) > 0
+        organic_N[some_N] = organic(self.store, self.store.kinds(asked_N[some_N]))
         return Queries(users_N, ends_N, items_N, times_N, organic_N)
 
     def _own_event(self, ends_N: Longs, stop_N: Longs, items_N: Longs, times_N: Longs) -> Longs:
