@@ -82,7 +82,7 @@ def test_it_lists_what_is_there_and_changes_nothing(home: Path, port: int) -> No
         "bench/inner": "damaged",
     }
     assert {name: run["state"] for name, run in runs.items()} == states
-    assert runs["one"]["quality"] == "AUC 0.8212 (0.812 to 0.832)"
+    assert runs["one"]["quality"] == "AUC 0.821 ± 0.010"
     assert (runs["one"]["speed"], runs["one"]["limit"]) == ("215,052 samples/s", "dispatch")
     assert (runs["program"]["workload"], runs["program"]["limit"]) == ("program", "launch")
     assert ask(port, "/run?run=program")[0] == 200

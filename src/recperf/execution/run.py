@@ -349,7 +349,7 @@ class TrainingRun:
             raise ConfigError(
                 "train.stop_at_target is set, but the target has no bound",
                 where={"field": "train.stop_at_target"},
-                fix=" or ".join([*(f"--target.{name}" for name in self.workload.task.bounds), "--target.beat auto"]),
+                fix=" or ".join([*(f"--target.{name}" for name in self.workload.task.bounds), "--target.beat best"]),
             )
         self._require_same_data()
         self.changed = self._changes(started)

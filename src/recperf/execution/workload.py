@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -317,13 +317,18 @@ HASHED = "hashed"
 matched and start with initial weights."""
 
 
+def claiming(config: Any) -> Any:
+    """The config with the target that its workload claims to reach."""
+    return replace(config, target=config.target.claimed)
+
+
 def quality_claims(bounds: Callable[[Any], dict[str, Any]]) -> Callable[[Any], tuple[Claim, ...]]:
-    """The claims of a workload that claims nothing but to reach the bounds of a config."""
+    """The claims of a workload that claims nothing but to reach its target, whose `bounds` follow from a config."""
 
     def claims(config: Any) -> tuple[Claim, ...]:
         from ..runs.contract import quality_target
 
-        return (quality_target(lambda *_: bounds(config)),)
+        return (quality_target(lambda *_: bounds(claiming(config))),)
 
     return claims
 

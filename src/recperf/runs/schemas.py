@@ -3,6 +3,7 @@ events of its log, events.jsonl, one JSON object per line."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,6 @@ from .. import jsonfile
 from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Problem, Struct, decode, fit
-from ..tasks import AUC
 from .result import CalibrationBin, Change, Evaluation, Metrics
 
 T = TypeVar("T")
@@ -109,15 +109,6 @@ class SampledScores(Struct, omit_defaults=True):
     """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
     calibration: tuple[CalibrationBin, ...] = ()
     ranking: SampledRanking | None = None
-    auc: Number | None = None
-    auc_replicates: list[Number] = field(default_factory=list)
-    probability_replicates: dict[str, list[Number]] = field(default_factory=dict)
-    """These three only in runs from before `replicates`, which knew no other leading metric than the AUC."""
-
-    def __post_init__(self) -> None:
-        if self.auc is not None:
-            self.leading, self.replicates = self.auc, {AUC: self.auc_replicates, **self.probability_replicates}
-            self.auc, self.auc_replicates, self.probability_replicates = None, [], {}
 
 
 class StrongestFeature(Struct):
@@ -172,8 +163,13 @@ def require_schema(path: Path, value: Any, schema: int) -> None:
     if not isinstance(value, dict) or "schema" not in value:
         raise DataError(f"{path.name} is not a file that recperf wrote: it has no schema", where={"file": path})
     if value["schema"] != schema or isinstance(value["schema"], bool):
-        what = f"{path.name} has schema {value['schema']!r}; this recperf reads {schema}"
-        raise DataError(what, where={"file": path}, fix="use the version of recperf that wrote it")
+        what, fix = (
+            f"{path.name} has schema {value['schema']!r}; this recperf reads {schema}",
+            "use the version of recperf that wrote it",
+        )
+        if path.name == "result.json":
+            fix += f", or train again: recperf run --config {shlex.quote(str(path.parent))}"
+        raise DataError(what, where={"file": path}, fix=fix)
 
 
 class BadEvent(Exception):

@@ -181,8 +181,8 @@ def _entry(name: str, folder: Path) -> RunEntry:
         quality, performance, task = result.quality, result.performance, run.task
         if (metric := task.leading) in quality.metrics:
             ends = leading_interval(task, quality)
-            spread = f" ({ends.low:.3f} to {ends.high:.3f})" if ends else ""
-            entry.quality = f"{fmt.metric(metric)} {quality.metrics[metric]:.4f}{spread}"
+            value = quality.metrics[metric]
+            entry.quality = f"{fmt.metric(metric)} {fmt.plus_minus(value, ends) if ends else f'{value:.4f}'}"
         entry.speed = fmt.throughput(performance.steady or performance.overall)
         entry.step = fmt.time(performance.step_ms.p50) if performance.step_ms else ""
         if run.profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from ... import units
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
 from ...tasks import TASKS
-from ..result import Difference, Overall, Throughput
+from ..result import Difference, Interval, Overall, Throughput
 
 NONE = "–"
 """Shown where a row has no value."""
@@ -119,23 +120,31 @@ def gain(ratio: float | None, range_: Sequence[float] | None = None) -> str:
     return f"{ratio:.2f}x" + (f" ({range_[0]:.2f}x to {range_[1]:.2f}x)" if range_ else "")
 
 
-def side(value: float) -> str:
-    """A difference: `0.0051 below`."""
-    return f"{abs(value):.4f} {'below' if value < 0 else 'above'}"
+def plus_minus(value: float, ends: Interval) -> str:
+    """A value with half of its interval: `0.785 ± 0.010`."""
+    half = (ends.high - ends.low) / 2
+    digits = 3 if half >= 0.0095 or half == 0 else min(6, 1 - math.floor(math.log10(half)))
+    return f"{value:.{digits}f} ± {half:.{digits}f}"
 
 
-def sides(low: float, high: float) -> str:
-    """The interval of a difference: `0.0101 below to 0.0271 above`, `0.0101 to 0.0271 below`."""
-    if low < 0 < high:
-        return f"{side(low)} to {side(high)}"
-    near, far = sorted((low, high), key=abs)
-    return f"{abs(near):.4f} to {side(far)}"
+def place(row: Difference) -> str:
+    """Where a model stands beside another, in few words: `above`, `below`, `no clear difference`, or why it is not
+    known."""
+    if row.standing != "level":
+        return row.standing
+    if row.needed is None:
+        return "no clear difference"
+    return f"not enough {row.by} to tell ({count(row.units)}; about {count(row.needed)} are needed)"
 
 
 def stands(row: Difference) -> str:
-    """`0.0120 above item-kNN (0.0080 to 0.0160 above)`; level with it where the interval includes 0."""
-    place = "level with" if row.standing == "level" else side(row.difference)
-    return f"{place} {baseline(row.baseline)} ({sides(row.low, row.high)})"
+    """`0.012 ± 0.004 above item-kNN`, or why that cannot be said."""
+    name = baseline(row.baseline)
+    if row.standing != "level":
+        return f"{plus_minus(abs(row.difference), row)} {row.standing} {name}"
+    if row.needed is None:
+        return f"no clear difference from {name} ({plus_minus(row.difference, row)})"
+    return place(row).replace(" to tell", f" to tell from {name}")
 
 
 def of_ceiling(share: float | None, bound: str) -> str:

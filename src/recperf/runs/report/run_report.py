@@ -20,7 +20,7 @@ from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric
-from .quality_sections import needed, outcome, quality_fact, target_text
+from .quality_sections import needed, outcome, quality_fact
 from .step_sections import advice_facts, headline, keyed
 
 UNSTEADY = 1.25
@@ -58,7 +58,7 @@ def _subtitle(result: Result) -> list[str]:
         whole = epochs > 0.995 and abs(epochs - round(epochs)) < 0.005 * epochs
         amount = f"{epochs:,.0f} epoch{'s' * (epochs > 1.5)}" if whole else f"{overall.steps // trials:,} steps"
         parts.append(f"{amount}{f', {trials} seeds' if trials > 1 else ''} in {fmt.time(1e3 * overall.seconds)}")
-    return [*parts, *([outcome(result)] if target_text(result) else [])]
+    return [*parts, *filter(None, [outcome(result)])]
 
 
 def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
