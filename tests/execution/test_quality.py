@@ -15,7 +15,9 @@ from recperf.distributed.ranks import current
 from recperf.errors import DataError
 from recperf.execution.quality import Assessment, RankedRows
 from recperf.execution.workload import Predictions, Prepared, RankingConfig, ScoredRows
+from recperf.phases import Phases, phase
 from recperf.runs.record import Run
+from recperf.train.baselines import Rules
 
 ROWS, ITEMS = 60, 9
 
@@ -25,7 +27,7 @@ class Rows(Prepared):
 
     def __init__(self, ranking: RankingConfig, items: int = ITEMS) -> None:
         train = SimpleNamespace(epochs=1, max_steps=None, batch_size=8)
-        self.config = SimpleNamespace(ranking=ranking, train=train)
+        self.config = SimpleNamespace(ranking=ranking, train=train, baseline_seconds=0.0)
         self.data = {"valid_rows": 5000, "train_rows": 1000}
         self.items = items
         place = torch.arange(ROWS)
@@ -120,6 +122,39 @@ def test_predicted_labels_are_ranked_with_the_probability_of_meeting_and_counts_
     assert ranking["meeting"] == "by number"
     assert seed == ranking["baselines"]["rule"]["metrics"] != ranking["baselines"]["popularity"]["metrics"]
     assert details(scores, 0.7)["ranking"]["meeting"] == "by number"
+
+
+class Slow(Rows):
+    """Four rules that each take a second, beside a training of half a second."""
+
+    def __init__(self, seconds: float, clock: list[float]) -> None:
+        super().__init__(RankingConfig(users=0))
+        self.config.baseline_seconds, self.clock = seconds, clock
+
+    def baseline_logits(self) -> Any:
+        def fitted() -> torch.Tensor:
+            self.clock[0] += 1.0
+            return self.rows.labels_N
+
+        return Rules(dict.fromkeys("abcd", fitted))
+
+
+@pytest.mark.parametrize(("seconds", "fitted"), [(0.0, "abcd"), (0.2, "a"), (1.0, "ab"), (1.6, "abc"), (9.0, "abcd")])
+def test_baselines_begin_until_the_time_of_the_training_and_more_is_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, fitted: str
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("recperf.phases.monotonic", lambda: clock[0])
+    with Phases().current() as phases:
+        with phase("training"):
+            clock[0] += 0.5
+            scores = process(folder, 1, Slow(seconds, clock))
+        phases.mark()
+    assert "".join(scores["baselines"]) == fitted
+    assert "".join(scores.get("left_out", [])) == "abcd"[len(fitted) :]
+    quality = details(scores, 0.7)
+    assert "".join(quality.get("left_out", [])) == "abcd"[len(fitted) :]
+    assert phases.seconds == {"other": 0.0, "training": 0.5, "baselines": len(fitted), "scoring": 0.0}
 
 
 def test_changed_scores_are_not_continued(folder: Path) -> None:

@@ -7,10 +7,11 @@ Shapes: N scored rows, Q ranked rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +21,26 @@ from torch import Tensor
 from ..distributed.ranks import Ranks
 from ..errors import DataError
 from ..jsonfile import require, sealed
+from ..phases import phase, spent, working
 from ..runs.derive import LEAKED_AUC, few_rows
 from ..runs.record import Run
 from ..runs.result import Baselines, CalibrationBin
-from ..runs.schemas import RankingFacts, SampledRanking, SampledScores, SavedScores, SegmentFacts, StrongestFeature
+from ..runs.schemas import (
+    Progress,
+    RankingFacts,
+    SampledRanking,
+    SampledScores,
+    SavedScores,
+    SegmentFacts,
+    StrongestFeature,
+)
 from ..stop import poll
+from ..train.baselines import Unfit
 from ..train.metrics import Resampling, auc, binary_metrics, reliability
 from ..train.ranking import COUNTS, REPEATS, TOP, Scorer, drawn, first_positives, gains, joint, list_quality, positions
 from .workload import MOST_ROWS, Catalogue, Predictions, Prepared, RankingConfig, ScoredRows, Trial
 
+T = TypeVar("T")
 FILE = "scores.json"
 SEGMENT = 0.1
 """The share of the scored rows whose users, or items, have the fewest training rows: the new users and rare items."""
@@ -81,7 +93,8 @@ class Assessment:
         """Metrics of the baselines, from baselines.json where it exists. All ranks ask together."""
         metrics = self.run.read("baselines.json", Baselines)
         if metrics is None or self.world.on_leader(self._outdated):
-            computed, scores = self.world.on_leader(lambda: self._baselines(metrics))
+            with phase("baselines", "baselines"):
+                computed, scores = self.world.on_leader(lambda: self._baselines(metrics))
             self._earlier = scores
             self.run.write(FILE, sealed(scores))
             if metrics is None:
@@ -90,20 +103,32 @@ class Assessment:
         return dict(metrics)
 
     def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], SavedScores]:
-        rows, logits = self.prepared.scored_rows(), self.prepared.baseline_logits()
-        if metrics is None:
-            metrics = {name: self.scoring.metrics(logits_N, rows.labels_N) for name, logits_N in logits.items()}
-        assessed = self._assessed
+        rows, computed, assessed = self.prepared.scored_rows(), dict(metrics or {}), self._assessed
         scores = assessed.facts()
         scores.seeds = self._earlier_seeds(scores)
-        if assessed.resampling:
-            scores.baselines = {name: assessed.sampled(logits_N, rows.labels_N) for name, logits_N in logits.items()}
+        for name, logits_N in self.in_time(self.prepared.baseline_logits(), scores):
+            if metrics is None:
+                computed[name] = self.scoring.metrics(logits_N, rows.labels_N)
+            if assessed.resampling and name in computed:
+                scores.baselines[name] = assessed.sampled(logits_N, rows.labels_N)
         if scores.ranking:
-            scores.ranking.baselines = {
-                name: assessed.ranks(scorer, predicts_labels=name not in COUNTS)
-                for name, scorer in self.prepared.baseline_scorers().items()
-            }
-        return metrics, scores
+            for name, scorer in self.in_time(self.prepared.baseline_scorers(), scores):
+                scores.ranking.baselines[name] = assessed.ranks(scorer, predicts_labels=name not in COUNTS)
+        return computed, scores
+
+    def in_time(self, rules: Mapping[str, T], scores: SavedScores) -> Iterator[tuple[str, T]]:
+        """The rules that can be fitted, as long as there is time; the others are noted as left out."""
+        progress: Progress | None = self.run.read("progress.json", Progress)
+        earlier = progress.waited.get("training", 0.0) if progress else 0.0
+        seconds = self.prepared.config.baseline_seconds
+        for number, name in enumerate(rules):
+            if number and seconds and spent("baselines") > seconds + earlier + spent("training"):
+                scores.left_out = (*scores.left_out, name)
+                continue
+            poll()
+            working(f"baselines: {name.replace('_', ' ')}")
+            with suppress(Unfit):
+                yield name, rules[name]
 
     def _earlier_seeds(self, facts: SavedScores) -> dict[str, SampledScores]:
         """Seeds that an earlier process trained, without what has another meaning since the rows changed."""
@@ -155,7 +180,8 @@ class Assessment:
         self.baselines()
         self._earlier = scores = self._read()
         assert scores is not None
-        recorded: SampledScores | None = self.world.on_leader(lambda: self._trained(trial, predictions))
+        with phase("scoring", "scoring"):
+            recorded: SampledScores | None = self.world.on_leader(lambda: self._trained(trial, predictions))
         if recorded is None:
             return
         scores.seeds[str(seed)] = recorded

@@ -36,21 +36,15 @@ class RankedAssessment(Assessment):
 
     def _baselines(self, metrics: dict[str, Any] | None) -> tuple[dict[str, Any], SavedScores]:
         targets = self.targets
-        users, by_rule = (
-            len(targets.users_N),
-            {name: self._recorded(ranks_N) for name, ranks_N in targets.baseline_ranks().items()},
-        )
+        users = len(targets.users_N)
         ranking = RankingFacts(
-            users=users,
-            catalogue=targets.catalogue,
-            negatives=0,
-            repeats=targets.repeats,
-            split=targets.split,
-            baselines=by_rule,
+            users=users, catalogue=targets.catalogue, negatives=0, repeats=targets.repeats, split=targets.split
         )
         seeds = self._earlier.seeds if self._earlier else {}
         scores = SavedScores(users, self._digest, "users", users, seeds=seeds, ranking=ranking)
-        return metrics or {name: recorded.metrics for name, recorded in by_rule.items()}, scores
+        for name, ranks_N in self.in_time(targets.baseline_ranks, scores):
+            ranking.baselines[name] = self._recorded(ranks_N)
+        return metrics or {name: recorded.metrics for name, recorded in ranking.baselines.items()}, scores
 
     def _trained(self, trial: Trial, predictions: Predictions) -> SampledScores | None:
         assert predictions.ranks_N is not None

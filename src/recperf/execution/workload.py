@@ -54,10 +54,14 @@ class TrialsConfig:
     """Seed of the initial weights, of synthetic ids and of the order of batches."""
     seeds: int = 1
     """Number of trainings, with consecutive seeds; the result is their mean and spread."""
+    baseline_seconds: float = 20.0
+    """Baselines that would begin after the time of the training and this many seconds are left out, and the result
+    names them; 0: none are."""
 
     def __post_init__(self) -> None:
         within(0, self.seed, 1 << 53, "seed")
         within(1, self.seeds, 1000, "seeds")
+        within(0.0, self.baseline_seconds, 1e9, "baseline_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +166,8 @@ class RankedTargets:
     """Whether items of a user's history compete."""
     split: str
     """leave-one-out or time."""
-    baseline_ranks: Callable[[], dict[str, Tensor]]
-    """Computes the ranks that simple rules give the items, by name."""
+    baseline_ranks: Mapping[str, Tensor]
+    """The ranks that simple rules give the items, by name; the cheapest rule first."""
 
     def gains(self, ranks_N: Tensor) -> dict[str, Tensor]:
         """Hit, discounted gain and reciprocal rank of each item."""
@@ -187,6 +191,9 @@ class Reporter(Protocol):
     def trial(self, seed: int, total_steps: int, done: int) -> None: ...
 
     def step(self, step: int, loss: float, samples: int) -> None: ...
+
+    def working(self, text: str, seconds: float) -> None:
+        """Show what has been under way for that long; an empty text takes it away."""
 
     def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None: ...
 
@@ -238,8 +245,9 @@ class Prepared(Protocol):
         """The rows that the end of a training is scored on, in the order of `Trial.predictions`; where each seed has
         rows of its own, those of the first."""
 
-    def baseline_logits(self) -> dict[str, Tensor]:
-        """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order."""
+    def baseline_logits(self) -> Mapping[str, Tensor]:
+        """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order; the
+        cheapest rule first."""
 
     def ranking(self) -> RankedTargets | None:
         """What a workload that ranks all items is scored on; None where rows have labels."""
@@ -249,7 +257,7 @@ class Prepared(Protocol):
         """The items that rows can be ranked among; None where rows have no user or no item."""
         return None
 
-    def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    def baseline_scorers(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         """Simple rules that rank, by name: functions of the numbers of scored rows and of the items that take the place
         of the rows' own, which return scores of any scale."""
         return {}

@@ -20,6 +20,7 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import WorkloadFigures
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
+from ..phases import OTHER
 from ..tasks import AUC, NDCG, ORACLES, Task, lower_is_better, margin, signed
 from .evidence import START, Evidence
 from .result import (
@@ -39,6 +40,7 @@ from .result import (
     StartedFrom,
     Target,
     Throughput,
+    Waited,
 )
 from .resume import reported_changes
 from .schemas import ChangeEvent, SampledScores, SavedScores, SegmentFacts, Timing
@@ -62,7 +64,7 @@ def result_of(
     fields in FINISHER."""
     config, data, progress = evidence.config, evidence.data, evidence.progress
     speed = speed_of(evidence.events(Timing))
-    performance = Performance(device=device, settings=settings, **speed, budget=None)
+    performance = Performance(device=device, settings=settings, **speed, budget=None, waited=waited_of(progress.waited))
     if figures := evidence.figures:
         performance.budget, performance.mfu = budget_of(figures), mfu(figures, evidence.peaks, speed["steady"])
     return Result(
@@ -195,6 +197,16 @@ def _overall(timed: list[Timing]) -> Overall | None:
     return Overall(**rate, **parts, shuffle_s=math.fsum(event.shuffle_s for event in timed))
 
 
+def waited_of(phases: dict[str, float]) -> Waited | None:
+    """The time by phase; None for a run from before phases were recorded."""
+    if not phases:
+        return None
+    named = {part.removesuffix("_s"): 0.0 for part in Waited.__struct_fields__[1:]}
+    for phase, seconds in phases.items():
+        named[phase if phase in named else OTHER] += seconds
+    return Waited(math.fsum(phases.values()), **{f"{phase}_s": seconds for phase, seconds in named.items()})
+
+
 def difference(rate: Throughput, steady: list[Timing], times: list[float], p50: float) -> str | None:
     """Why steady throughput is not a batch per median step; None where the two are close."""
     batch, mean = max(event.batch for event in steady), sum(times) / len(times)
@@ -284,6 +296,7 @@ def add_detail(task: Task, quality: Quality, scores: SavedScores) -> None:
         )
     else:
         quality.not_ranked = scores.not_ranked
+    quality.left_out = scores.left_out
     quality.warnings = tuple(warnings(scores, quality.metrics.get(AUC, 0.0)))
 
 
@@ -374,7 +387,7 @@ def difference_to(
 
 def round_up(count: float) -> int:
     """The next larger count with two digits."""
-    unit = 10 ** max(0, math.floor(math.log10(count)) - 1)
+    unit = int(10 ** max(0, math.floor(math.log10(count)) - 1))
     return math.ceil(round(count / unit, 6)) * unit
 
 

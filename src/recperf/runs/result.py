@@ -169,6 +169,9 @@ class Quality(Struct, omit_defaults=True):
     the interval of the difference."""
     baselines: dict[str, Metrics]
     """Metrics of simple rules on the same split."""
+    left_out: tuple[str, ...] = ()
+    """Baselines for which there was no time: they would have taken longer than the training and
+    `baseline_seconds`."""
     interval: ModelInterval | None = None
     """Of the leading metric of labels; None for more than 20 million rows."""
     baseline_intervals: dict[str, Interval] | None = None
@@ -209,6 +212,22 @@ class Overall(Throughput):
     """Before the first step of epochs; part of the warm-up and of the steady time."""
 
 
+class Waited(Struct):
+    """The time that the user waited until the result, in all processes of the run that were not killed; its parts add
+    up to `seconds`."""
+
+    seconds: Number
+    training_s: Number
+    """Steps, evaluations and saves."""
+    baselines_s: Number
+    scoring_s: Number
+    """Intervals and rankings of the trained models."""
+    measuring_s: Number
+    """What limits a step, and the ceilings of the machine where they were measured."""
+    other_s: Number
+    """Such as imports, reading the data and making the model."""
+
+
 class Performance(Struct, omit_defaults=True):
     """How fast training was."""
 
@@ -226,6 +245,7 @@ class Performance(Struct, omit_defaults=True):
     """Why steady throughput is more than 10 % from a batch per median step; None: it is not."""
     budget: dict[str, Number] | None
     """Share of each part in a step, sums to 1, from profile.json."""
+    waited: Waited | None = None
     mfu: Number | None = None
     """Counted FLOPs at the steady throughput over the peak of this machine; None: not measured for this
     precision and number of threads."""
@@ -244,6 +264,8 @@ class Data(Struct, omit_defaults=True):
     synthetic: bool
     baseline_rows: int | None = None
     """Training rows, at equal distances, that the baselines were fitted on; only if not all were."""
+    chosen_rows: int | None = None
+    """Those of them on which gradient boosting chose its columns and rounds; only if not all did."""
     skipped: dict[str, int] | None = None
     """Lines of a log that were left out, by reason; only if there are any."""
     held_out_from: int | None = None

@@ -45,6 +45,8 @@ class Progress(Struct, omit_defaults=True):
     since progress.json was lost."""
     log: tuple[str, ...] = ()
     """The tools that its curves go to, as --log names them."""
+    waited: dict[str, Number] = field(default_factory=dict)
+    """Seconds that the user waited, by phase, over the processes of the run."""
 
 
 class SavedPosition(Struct):
@@ -132,6 +134,8 @@ class SavedScores(Struct, omit_defaults=True):
     not_ranked: str | None = None
     """Why nothing was ranked."""
     strongest_feature: StrongestFeature | None = None
+    left_out: tuple[str, ...] = ()
+    """Baselines for which there was no time."""
 
 
 class Machine(Struct):

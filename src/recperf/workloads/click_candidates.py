@@ -23,7 +23,7 @@ from ..data.batch import ClickBatch
 from ..data.order import ClickOrder
 from ..data.tables import MemoryRows, Rows, Split
 from ..execution.workload import ScoredRows
-from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, click_rules
+from ..train.baselines import MOST_TRAINING_ROWS, ClickRule, FeatureRows, Rules, click_rules
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
 
@@ -162,7 +162,7 @@ def scored_rows(clicks: ClickRows, split: Split = "valid") -> ScoredRows:
     return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
 
 
-def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
+def imported_logits(clicks: ImportedClicks) -> Rules[Tensor]:
     """Of baselines on the features of imported clicks."""
     roles = {role: getattr(clicks.manifest, role) for role in ("user", "item")}
     names = {role: name if name in clicks.keys else None for role, name in roles.items()}
@@ -171,15 +171,16 @@ def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
     train = _feature_rows(clicks, clicks.every("train", step), {key: ids[0] for key, ids in before.items()})
     if clicks.count("choose"):
         train = replace(train, chooses_N=torch.from_numpy(clicks.chooses()[::step]))
-    rules = click_rules(train, **names)
-    logits: dict[str, list[Tensor]] = {name: [] for name in rules}
-    for first in range(0, clicks.count("valid"), AT_ONCE):
-        part = slice(first, first + AT_ONCE)
-        valid = clicks.rows_of("valid", part.start, part.stop)
-        rows = _feature_rows(clicks, valid, {key: ids[1][part] for key, ids in before.items()})
-        for name, rule in rules.items():
-            logits[name].append(rule(rows))
-    return {name: torch.cat(parts) for name, parts in logits.items()}
+
+    def scored(rule: ClickRule) -> Tensor:
+        parts = []
+        for first in range(0, clicks.count("valid"), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            valid = clicks.rows_of("valid", part.start, part.stop)
+            parts.append(rule(_feature_rows(clicks, valid, {key: ids[1][part] for key, ids in before.items()})))
+        return torch.cat(parts)
+
+    return click_rules(train, **names).then(scored)
 
 
 def fitted_step(clicks: ImportedClicks) -> int:

@@ -13,7 +13,7 @@ from ... import units
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
 from ...tasks import TASKS
-from ..result import Difference, Interval, Overall, Throughput
+from ..result import Difference, Interval, Overall, Throughput, Waited
 
 NONE = "–"
 """Shown where a row has no value."""
@@ -69,6 +69,23 @@ def whole_time(overall: Overall) -> str:
     listed = ", ".join(f"{label} {time(1e3 * s)}" for label, s in parts.items() if s >= least)
     listed += f" ({time(1e3 * shuffling)} of the training was shuffling)" if shuffling >= least else ""
     return f"{time(1e3 * overall.seconds)}: {listed}"
+
+
+def waited(time: Waited) -> str:
+    """`81 s: 2 training, 51 baselines, 18 measuring, 10 other`, rounded so that the parts add up."""
+    named = [part for part in time.__struct_fields__ if part != "seconds"]
+    unit, size = next((one for one in (("h", 3600.0), ("min", 60.0)) if time.seconds >= 2 * one[1]), ("s", 1.0))
+    digits = 0 if time.seconds >= 10 * size else 1
+    step = size / 10**digits
+    counts = {part: math.floor(getattr(time, part) / step) for part in named}
+    total = max(sum(counts.values()), round(time.seconds / step))
+    # The largest remainders are rounded up.
+    for part in sorted(named, key=lambda part: counts[part] - getattr(time, part) / step)[
+        : total - sum(counts.values())
+    ]:
+        counts[part] += 1
+    parts = ", ".join(f"{n / 10**digits:,.{digits}f} {part.removesuffix('_s')}" for part, n in counts.items() if n)
+    return f"{total / 10**digits:,.{digits}f} {unit}: {parts}"
 
 
 def measuring_cost(share: float, step_ms: Percentiles) -> str:

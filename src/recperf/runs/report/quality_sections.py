@@ -26,7 +26,7 @@ def sections(result: Result) -> list[Section]:
         reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(result)]))
         blocks = [Text(f"Target: {asked}; {reached}.", "lead")]
     blocks += [Text(text) for text in certainty(result)]
-    blocks += [Text(sentence(text), "warning") for text in part.warnings]
+    blocks += [Text(sentence(text), "warning") for text in (*part.warnings, *left_out(result))]
     more = [*_ranking(result), *_segments(result), *_calibration(result)]
     return [
         Section("quality", "Quality", [*blocks, quality_table(result)]),
@@ -72,6 +72,8 @@ def quality_table(result: Result) -> Table:
         note += f" Below each {metric(task.leading)} is its 95 % interval."
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
+    if data.chosen_rows and "gradient_boosting" in part.baselines:
+        note += f" Gradient boosting chose its columns and rounds on {count(data.chosen_rows)} of them."
     if "planted" in part.baselines:
         note += " The synthetic data was drawn from its true model: no model can do better."
     return Table(("", *(metric(name) for name in names)), rows, note)
@@ -85,6 +87,12 @@ def needed(result: Result) -> dict[str, float]:
         bar = quality.baselines[beat][name]
         target[name] = max(bar, target.get(name, bar), key=lambda value: signed(name, value))
     return target
+
+
+def left_out(result: Result) -> list[str]:
+    """Which baselines there was no time for."""
+    names = ", ".join(map(baseline, result.quality.left_out))
+    return [f"no time for {names}: --baseline-seconds 0 allows all the time they take"] if names else []
 
 
 def target_text(result: Result) -> str:

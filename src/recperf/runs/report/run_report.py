@@ -20,7 +20,7 @@ from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric
-from .quality_sections import needed, outcome, quality_fact
+from .quality_sections import left_out, needed, outcome, quality_fact
 from .step_sections import advice_facts, headline, keyed
 
 UNSTEADY = 1.25
@@ -50,14 +50,14 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
 
 
 def _subtitle(result: Result) -> list[str]:
-    """What was trained on, for how long, and whether the target was met."""
+    """What was trained on, how often, and how the model stands."""
     data, overall, trials = result.data, result.performance.overall, len(result.quality.seeds)
     parts = [f"{data.name} (synthetic)" if data.synthetic else data.name]
     if overall:
         epochs = overall.samples / max(1, data.train_rows) / trials
         whole = epochs > 0.995 and abs(epochs - round(epochs)) < 0.005 * epochs
         amount = f"{epochs:,.0f} epoch{'s' * (epochs > 1.5)}" if whole else f"{overall.steps // trials:,} steps"
-        parts.append(f"{amount}{f', {trials} seeds' if trials > 1 else ''} in {fmt.time(1e3 * overall.seconds)}")
+        parts.append(f"{amount}{f', {trials} seeds' if trials > 1 else ''}")
     return [*parts, *filter(None, [outcome(result)])]
 
 
@@ -67,10 +67,11 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     each = run.figures.communication.each if run.figures and run.figures.communication else []
     device = performance.device + (f", {len(each)} ranks" if each else "")
     changes = (f"changed {change_text(change)}" for change in result.provenance.changes)
-    notes = "; ".join([*result.quality.warnings, *changes])
+    notes = "; ".join([*result.quality.warnings, *left_out(result), *changes])
     facts: list[tuple[str, str | Cell]] = [
         ("quality", quality_fact(result)),
         *([("note", notes)] if notes else []),
+        *([("time", fmt.waited(performance.waited))] if performance.waited else []),
         ("speed", f"{fmt.throughput(performance.steady)}, {step}, {device}"),
     ]
     if run.profile is None:

@@ -171,9 +171,6 @@ Rule = Callable[[Features], Tensor]
 LAST = 2
 """Last items that are columns of their own."""
 PART = 1 << 18
-MOST_ROWS_TO_CHOOSE, FEWEST_TREES = 100_000, 200
-"""Newest training anchors that choose the columns and the number of trees of gradient boosting; where there are more,
-it has at least FEWEST_TREES trees."""
 _MEANS = [RATES.index(name) for name in MEANS]
 
 
@@ -253,7 +250,7 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     rates = [*range(len(RATES) - NEIGHBOUR_COLUMNS)]
     last = [*range(len(RATES), train_NF.shape[1])]
     options = [rates, [*rates, *(column for column in last if not is_category[column])], [*rates, *last]]
-    newest_MF, newest_M = train_NF[-MOST_ROWS_TO_CHOOSE:], labels_N[-MOST_ROWS_TO_CHOOSE:]
+    newest_MF, newest_M = train_NF[-baselines.MOST_CHOOSING :], labels_N[-baselines.MOST_CHOOSING :]
     stop = round((1 - baselines.CHOOSING_SHARE) * len(newest_M))
     if not 0 < stop < len(newest_M):
         return None
@@ -265,9 +262,8 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     if best is None:
         return None
     which, trees = options[best[0]], best[1]
-    if len(labels_N) > MOST_ROWS_TO_CHOOSE:
-        # More rows carry more trees.
-        trees = max(trees, FEWEST_TREES)
+    if len(labels_N) > baselines.MOST_CHOOSING:
+        trees = max(trees, baselines.FEWEST_TREES)
     model = baselines.untrained(labels_N, trees, _at(is_category, which))
     model.fit(train_NF[:, which], labels_N)
     return lambda features_NF: torch.from_numpy(model.decision_function(features_NF[:, which]))

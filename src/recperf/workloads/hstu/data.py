@@ -24,6 +24,7 @@ from ...errors import DataError
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 from ...stop import poll
 from ...tasks import NEXT_ITEM
+from ...train.baselines import Rules
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
 from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
@@ -91,7 +92,7 @@ class SequenceSource:
         return Targets(targets.users_N[places], targets.positions_N[places])
 
     def oracle(self) -> dict[str, Any]:
-        """The true probabilities of embedded sequences as a rule that ranks; none for other data."""
+        """Makes a rule that ranks by the true probabilities of embedded sequences; none for other data."""
         if self.config.path is not None:
             return {}
         truth = planted(self.config)
@@ -99,7 +100,7 @@ class SequenceSource:
         def score(targets: Targets) -> Tensor:
             return torch.from_numpy(truth.scores(self.data, targets))
 
-        return {"planted": score}
+        return {"planted": lambda: score}
 
 
 class RankedSequences(Prepared):
@@ -130,17 +131,14 @@ class RankedSequences(Prepared):
         return rank(self.sequences.data, targets, score, seen=self.sequences.seen)
 
     def ranking(self) -> RankedTargets:
-        def ranked() -> dict[str, Tensor]:
-            data = self.sequences.data
-            rules = {**self.sequences.oracle(), **baselines(data), **linear_baseline(data)}
-            return {name: self.ranks(self.sequences.test, rule).ranks_N for name, rule in rules.items()}
-
+        data = self.sequences.data
+        rules = Rules({**self.sequences.oracle(), **baselines(data), **linear_baseline(data)})
         return RankedTargets(
             users_N=torch.from_numpy(self.sequences.test.users_N),
             catalogue=self.sequences.data.items,
             repeats=self.sequences.seen == "kept",
             split=self.sequences.config.split,
-            baseline_ranks=ranked,
+            baseline_ranks=rules.then(lambda rule: self.ranks(self.sequences.test, rule).ranks_N),
         )
 
     def scored_rows(self) -> ScoredRows:
