@@ -135,6 +135,7 @@ NEXT_ITEM = Task(
         "recent_popularity": "item popularity just before",
         "item_to_item": "counts of what follows the last items",
         "item_knn": "item-kNN",
+        "als": "matrix factorisation",
         "ease": "EASE",
     },
     held_out={"leave-one-out": "the last item of each user", "time": "each user's first later item"},
@@ -143,7 +144,7 @@ NEXT_ITEM = Task(
 
 BaselineName = Literal[
     "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting", "running_means",
-    "item_knn", "rates_regression", "recent_popularity", "item_to_item", "ease",
+    "item_knn", "rates_regression", "recent_popularity", "item_to_item", "als", "ease",
 ]  # fmt: skip
 """The baselines of all tasks, which a target may name."""
 TASKS = (CLICK_LABELS, EVENT_LABELS, NEXT_ITEM)

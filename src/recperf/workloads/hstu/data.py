@@ -25,6 +25,7 @@ from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRo
 from ...stop import poll
 from ...tasks import NEXT_ITEM
 from ...train.baselines import Rules
+from ...train.factor_items import factor_baseline
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
 from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
@@ -132,7 +133,7 @@ class RankedSequences(Prepared):
 
     def ranking(self) -> RankedTargets:
         data = self.sequences.data
-        rules = Rules({**self.sequences.oracle(), **baselines(data), **linear_baseline(data)})
+        rules = Rules({**self.sequences.oracle(), **baselines(data), **factor_baseline(data), **linear_baseline(data)})
         return RankedTargets(
             users_N=torch.from_numpy(self.sequences.test.users_N),
             catalogue=self.sequences.data.items,
