@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -106,7 +106,7 @@ class Catalogue(Protocol):
 
     @property
     def items_I(self) -> Tensor:
-        """Numbers of the items that have training rows."""
+        """Numbers of all items of the dataset."""
 
     @property
     def rows_I(self) -> Tensor:
@@ -137,7 +137,7 @@ class Catalogue(Protocol):
         """Log probabilities that the users of scored rows meet items, from what was known before the rows."""
 
     def seen(self, row: int) -> Tensor:
-        """Items that the user of a scored row has in training rows, or for events before it."""
+        """Items that the user of a scored row took before it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +160,7 @@ class RankedTargets:
     """The held-out items of a workload that ranks all items, one of each user."""
 
     users_N: Tensor
+    items_N: Tensor
     catalogue: int
     """Number of items."""
     repeats: bool
@@ -212,6 +213,10 @@ class Trial(Protocol):
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """What an evaluation records of its predictions; each evaluation calls it once."""
 
+    def recommender(self) -> Callable[[int], Tensor]:
+        """Of a workload that ranks all items: a function that scores them for the user of a scored row."""
+        raise TypeError("a workload with a catalogue scores candidates")
+
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         """Logits of scored rows, given by their number, if their item were another; asked for where the workload has a
         catalogue."""
@@ -244,6 +249,11 @@ class Prepared(Protocol):
     def scored_rows(self) -> ScoredRows:
         """The rows that the end of a training is scored on, in the order of `Trial.predictions`; where each seed has
         rows of its own, those of the first."""
+
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        """The ids of users (role user) or items (role item) in the user's own file, by the numbers in `scored_rows`;
+        None where these are the ids."""
+        return None
 
     def baseline_logits(self) -> Mapping[str, Tensor]:
         """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order; the

@@ -285,6 +285,7 @@ def add_detail(task: Task, quality: Quality, scores: SavedScores) -> None:
             split=facts.split,
             lists=_means([seed.lists for seed in ranked]) or None,
             metrics=metrics,
+            one_ms=ranked[-1].one_ms,
             baselines={name: rule.metrics for name, rule in facts.baselines.items()},
             interval=interval(combined(ndcg)),
             differences=tuple(

@@ -127,12 +127,12 @@ class Segment(Struct, omit_defaults=True):
 
 
 class Ranking(Struct, omit_defaults=True):
-    """Where the item of a held-out row lands among other items; ties count as if broken at random."""
+    """Where the item of a held-out row lands among other items; ties count against it."""
 
     users: int
     """Ranked: of each the first positive held-out row."""
     catalogue: int
-    """Items with training rows."""
+    """Items that compete, all of the dataset."""
     negatives: int
     """Drawn from the catalogue for each row; 0: all of it competes."""
     metrics: Metrics
@@ -152,7 +152,9 @@ class Ranking(Struct, omit_defaults=True):
     """Of each user's ten highest items: coverage, overlap, same_first and popularity; None where not all items
     compete."""
     split: str | None = None
-    """Of next items, which are ranked: leave-one-out or time. There, ties count against the held-out item."""
+    """Of next items, which are ranked: leave-one-out or time."""
+    one_ms: Percentiles | None = None
+    """The time in which the model scores all items for one user and lists the ten highest; None: not measured."""
 
 
 class Quality(Struct, omit_defaults=True):

@@ -14,6 +14,7 @@ from .. import jsonfile
 from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Problem, Struct, decode, fit
+from ..measure.records import Percentiles
 from .result import CalibrationBin, Change, Evaluation, Metrics
 
 T = TypeVar("T")
@@ -76,6 +77,10 @@ class SampledRanking(Struct, omit_defaults=True):
     ndcg_replicates: list[Number]
     lists: Metrics = field(default_factory=dict)
     """What the first items of different users have in common, and how popular these are."""
+    ranks: list[Count] = field(default_factory=list)
+    """Of the held-out items of the users in `keys`, from 1 on."""
+    one_ms: Percentiles | None = None
+    """Of a model: the time to score all items for one user."""
 
 
 class SegmentFacts(Struct):
@@ -96,6 +101,8 @@ class RankingFacts(Struct, omit_defaults=True):
     """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
     split: str | None = None
     """Of a workload that ranks held-out items: leave-one-out or time."""
+    keys: list[Count] = field(default_factory=list)
+    """A number for each ranked user with the held-out item, made of the ids in the user's file; at most 10,000."""
 
 
 class SampledScores(Struct, omit_defaults=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,8 @@ class DrawnRows:
 
     def catalogue(self) -> None: ...
 
+    def own_ids(self, role: str) -> None: ...
+
     def strongest_feature(self) -> None: ...
 
     def verified(self) -> None: ...
@@ -122,6 +124,9 @@ class StoredRows:
     def catalogue(self) -> ClickCatalogue | None:
         return catalogue_of(self.clicks, SCORING_BATCH)
 
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        return self.clicks.own_ids(role)
+
     def strongest_feature(self) -> tuple[str, float] | None:
         return strongest_feature(self.clicks)
 
@@ -153,7 +158,7 @@ class PreparedRows(Prepared):
     def catalogue(self) -> ClickCatalogue | None:
         return self._catalogue
 
-    def baseline_scorers(self) -> dict[str, Scorer]:
+    def baseline_scorers(self) -> Mapping[str, Scorer]:
         return {} if self._catalogue is None else self._catalogue.rules()
 
     def scored_rows(self) -> ScoredRows:
@@ -161,6 +166,9 @@ class PreparedRows(Prepared):
 
     def baseline_logits(self) -> Mapping[str, Tensor]:
         return self.source.baseline_logits()
+
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        return self.source.own_ids(role)
 
     def strongest_feature(self) -> tuple[str, float] | None:
         return self.source.strongest_feature()

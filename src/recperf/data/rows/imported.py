@@ -9,6 +9,7 @@ Shapes: N rows, D dense features, S slots of ids, F sparse features.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -232,6 +233,17 @@ class ImportedClicks(SplitRows):
         if name not in self.keys:
             return None
         return self._slot(name)[self.index[split]].astype(np.int64)
+
+    def taken(self, split: Split) -> NDArray[np.bool_]:
+        """Of which rows the user took the item."""
+        return self.labels(split) > 0
+
+    def own_ids(self, role: str) -> Sequence[str] | None:
+        """The ids in the user's file by the codes that `role_ids` returns, "" for a missing one; None where the column
+        is hashed."""
+        name = getattr(self.manifest, role)
+        vocabulary = self.columns.sparse[self.keys.index(name)][1]
+        return None if vocabulary.values is None else ["", *vocabulary.values.to_pylist()]
 
     def times(self, split: Split) -> NDArray[np.int64] | None:
         """The time of every row of a split in microseconds; None if the dataset has no times."""

@@ -6,7 +6,7 @@ Shapes: N anchors, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.events.kinds import DRAWN, LISTEN_PLUS
-from ...data.events.store import EventStore, Queries
+from ...data.events.store import EventStore, Queries, own_ids
 from ...data.known import event_files as catalogue
 from ...data.known.opening import open_events
 from ...data.known.yambda.yambda_like import of_size
@@ -205,6 +205,9 @@ class EventWindows:
 
     def catalogue(self) -> EventCatalogue:
         return self.events
+
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        return own_ids(self.store, role)
 
     def baseline_scorers(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         train = self._newest_samples

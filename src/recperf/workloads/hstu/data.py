@@ -7,6 +7,7 @@ Shapes: N targets, I items, B histories, D width.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.events.store import own_ids
 from ...data.known.opening import open_events
 from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, histories
@@ -136,6 +138,7 @@ class RankedSequences(Prepared):
         rules = Rules({**self.sequences.oracle(), **baselines(data), **factor_baseline(data), **linear_baseline(data)})
         return RankedTargets(
             users_N=torch.from_numpy(self.sequences.test.users_N),
+            items_N=torch.from_numpy(data.items_E[self.sequences.test.positions_N].astype(np.int64)),
             catalogue=self.sequences.data.items,
             repeats=self.sequences.seen == "kept",
             split=self.sequences.config.split,
@@ -144,6 +147,12 @@ class RankedSequences(Prepared):
 
     def scored_rows(self) -> ScoredRows:
         return ScoredRows(torch.ones(len(self.sequences.test)), torch.from_numpy(self.sequences.test.users_N))
+
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        store, padding = self.sequences.data.store, -self.sequences.data.padding_id
+        if store is None:
+            return None
+        return own_ids(store, role) if role == "user" else [*("",) * padding, *own_ids(store, role)]
 
     def baseline_logits(self) -> dict[str, Tensor]:
         """Nothing is labelled: `ranking` has the baselines."""
@@ -177,6 +186,15 @@ class RankedTrial(Trial):
             poll()
             parts.append(self.last(batch) @ vectors_ID.t())
         return torch.cat(parts)
+
+    def recommender(self) -> Callable[[int], Tensor]:
+        test, vectors_ID = self.prepared.sequences.test, self.item_vectors()
+
+        def score(place: int) -> Tensor:
+            one = slice(place, place + 1)
+            return self.score(Targets(test.users_N[one], test.positions_N[one]), vectors_ID)
+
+        return score
 
     @torch.no_grad()
     def ranked(self, targets: Targets) -> Ranked:
