@@ -33,7 +33,7 @@ def test_every_preset_survives_json(workload) -> None:
         ("train.epochs", 10**400, "train.epochs"),
         ("model.dim", 10**12, "allowed: 1 to 65,536"),
         ("train.batchsize", 3, "did you mean 'batch_size'"),
-        ("data.split", "newest", "allowed: random, last, time, cold"),
+        ("data.split", "newest", "allowed: time, leave-one-out, random, last, cold"),
         ("data.path", 3, "data.path is 3"),
         ("model.rows", 5, "model.rows is 5; allowed: an array"),
         ("model.rows", [1, "x", 2], "model.rows.1 is 'x'"),

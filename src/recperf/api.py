@@ -80,9 +80,11 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     `source` is a frame of pandas or polars, a table of pyarrow, a dict of columns, the path of a file, or the name of a
     dataset that is there already. Rows are events: who took which item, and when; with `clicks` they are rows with a
     label and any features. `options` are those of the command, such as `user`, `item`, `time`, `rating` or `label`: the
-    columns' names. An import that is there already, of the same rows and options, is used again.
+    columns' names; and what is held out: `split`, `holdout`, `boundary`, `split_seed`. An import that is there already,
+    of the same rows and options, is used again, and divided anew where that is asked for.
     """
     from .data import datasets, importing
+    from .data.config import SPLIT_FIELDS, SplitOptions
     from .data.events.options import ImportOptions
     from .data.rows.options import ClickOptions
 
@@ -92,7 +94,7 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     if is_path and not options and not clicks and not Path(source).expanduser().is_file():
         return datasets.find(str(source))
     kind, role = (ClickOptions, "clicks") if clicks else (ImportOptions, "events")
-    known = {field.name for field in fields_of(kind)} - {role}
+    known = {field.name for field in fields_of(kind)} - {role} | {*SPLIT_FIELDS}
     if unknown := options.keys() - known:
         near = errors.did_you_mean(min(unknown), known)
         raise UsageError(f"dataset has no option {min(unknown)!r}{near}", where={"known": ", ".join(sorted(known))})
@@ -102,8 +104,9 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
             from .files import sha256
 
             name = f"frame-{sha256(path)[:10]}"
+        split = SplitOptions(**{field: options.pop(field) for field in SPLIT_FIELDS if field in options})
         asked: Any = kind(**{role: path, "name": name, **options})
-        facts = importing.import_file(asked, progress=lambda *_: lambda *_: FLAG.poll())
+        facts = importing.import_file(asked, split=split, progress=lambda *_: lambda *_: FLAG.poll())
         terminal.close()
     for note in facts.get("notes", ()):
         warn(note, RecperfWarning, stacklevel=2)
@@ -122,8 +125,9 @@ def _written(frame: Any, folder: Path) -> tuple[Path, str]:
 
 def run(
     workload: str | None = None,
-    data: Dataset | str | Path | None = None,
+    dataset: Dataset | str | Path | None = None,
     *,
+    data: Dataset | str | Path | Mapping[str, Any] | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
     resume: str | Path | None = None,
@@ -140,17 +144,24 @@ def run(
 ) -> OpenRun:
     """Train a workload as `recperf run` does, and return the run when it is trained.
 
-    `data` is what `recperf.dataset` returns, or the name of one. `fields` are those of the config, in dicts by section
-    as in config.json: `train={"epochs": 3}, seed=7`; those of its section data are `data_fields`. With Ctrl-C the
+    `dataset` is what `recperf.dataset` returns, or the name of one. `fields` are those of the config, in dicts by
+    section as in config.json: `train={"epochs": 3}, data={"split": "leave-one-out"}, seed=7`; `data` may also name the
+    dataset, and `data_fields` are the fields of that section then. With Ctrl-C the
     training is saved and the run returned, to be resumed: its `finished` is False. A missed target is no error:
     `run.result.quality.met` says so. `ranks` starts so many processes on this host; in a program that torchrun started,
     its processes are the ranks, and each gets the run.
     """
     from .data import datasets
 
+    if isinstance(data, Mapping):
+        data_fields = {**data, **(data_fields or {})}
+    elif data is not None:
+        if dataset is not None:
+            raise UsageError("two datasets are given", fix="data={...} has fields of the config")
+        dataset = data
     if data_fields:
         fields["data"] = dict(data_fields)
-    found = data if isinstance(data, Dataset) or data is None else datasets.find(str(data))
+    found = dataset if isinstance(dataset, Dataset) or dataset is None else datasets.find(str(dataset))
     choice = choose(workload, preset=preset, config=config, resume=resume, start_from=start_from, data=found)
     values = resolved(choice, with_fields(choice.config, fields))
     world = Ranks.from_environment()

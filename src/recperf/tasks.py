@@ -138,7 +138,10 @@ NEXT_ITEM = Task(
         "als": "matrix factorisation",
         "ease": "EASE",
     },
-    held_out={"leave-one-out": "the last item of each user", "time": "each user's first later item"},
+    held_out={
+        "leave-one-out": "the last item of each user",
+        "time": "each user's first positive event from the boundary on",
+    },
     assessment="recperf.execution.ranked_quality:RankedAssessment",
 )
 

@@ -77,7 +77,10 @@ def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) ->
     code, out, err = call("run", "dlrm", "--data", "log", "--dry-run", "--json")
     assert code == 0, err
     dry = json.loads(out)
-    assert "540 rows, split random; events without times, in random order; 2 negatives drawn per event" in dry["data"]
+    assert (
+        "540 rows, split leave-one-out; events without times, in random order; 2 negatives drawn per event"
+        in dry["data"]
+    )
     assert dry["config"]["model"]["features"] == ["user", "item", "genres"]
     code, _, err = call("run", "micro-dlrm", "--data", "log", "--dry-run")
     assert (code, "column 'genres' has several categories in a row, which micro-dlrm does not read" in err) == (3, True)

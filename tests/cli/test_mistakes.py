@@ -24,7 +24,7 @@ MISTAKES = [
     ("run --train.batch-size x", 2, "--train.batch-size: 'x' is not a whole number"),
     ("run --train.learning-rate 1,0", 2, "--train.learning-rate: '1,0' is not a number"),
     ("score", 2, "missing: RUN, --output"),
-    ("run --data.split newest", 2, "'random', 'last', 'time', 'cold'"),
+    ("run --data.split newest", 2, "invalid choice 'newest' for argument '--data.split'"),
     ("run --preset defualt", 2, "did you mean 'default'?"),
     ("run --preset", 2, "--preset needs a value"),
     ("run --quiet dlrm", 2, "the workload comes before all options"),

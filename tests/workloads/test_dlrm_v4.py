@@ -178,8 +178,9 @@ def opened(rows: list[Row], leftover: Leftover, on: Any, batch_size: int, every:
         raw.write_text("user,item,time,ratio\n" + "".join(f"{r.user},{r.item},{r.time},{r.ratio}\n" for r in rows))
         store = import_events(ImportOptions(events=raw, rating="ratio", positive_from=50), Path(folder, "store"))
         data = replace(
-            EVENTS, path=store, windows=WindowConfig(min_history=1, seconds=DAY), holdout_windows=1, leftover=leftover
-        )
+            EVENTS, path=store, split="windows", windows=WindowConfig(min_history=1, seconds=DAY), holdout_windows=1,
+            leftover=leftover,
+        )  # fmt: skip
         config = small(
             data,
             train=replace(TRAIN, batch_size=batch_size),
@@ -212,10 +213,10 @@ def test_nothing_trained_on_is_of_the_time_that_is_scored(
         at = Position(0, number + 1, number + 1)
         if number + 1 < len(order) and not trial.recipe.evaluate_after(at):
             continue
-        windows = prepared.windows_at(at)
-        assert latest < prepared.index.t_min + windows.start * DAY
-        scored = prepared.valid_order(windows)
-        assert scored.samples == sum(len(prepared.index.anchors(window)) for window in windows) > 0
+        part = prepared.part_at(at)
+        assert latest < prepared.index.t_min + part.windows.start * DAY
+        scored = prepared.valid_order(part)
+        assert scored.samples == sum(len(prepared.index.anchors(window)) for window in part.windows) > 0
 
 
 @pytest.mark.parametrize("preset", dlrm_v4.DLRM_V4.presets)

@@ -30,7 +30,6 @@ from recperf.train.metrics import auc
 from recperf.workloads.click_candidates import imported_logits, scored_rows
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
-from recperf.workloads.dlrm_v4.data import validated
 from recperf.workloads.micro_dlrm import config as micro_dlrm
 from recperf.workloads.micro_dlrm.config import imported
 
@@ -115,13 +114,12 @@ def test_defaults_follow_the_data(store: EventStore) -> None:
     prepared = PreparedHistories(config)
     assert prepared.data["rows"] == EVENTS
     assert prepared.data["valid_rows"] == pytest.approx(EVENTS / 5, rel=0.2)
-    scored, trained = (
-        store.times_E[np.concatenate([prepared.index.anchors(window) for window in windows])]
-        for windows in (prepared.holdout, prepared.train_windows)
+    assert prepared.validation is not None
+    trained, chosen, scored = (
+        store.times_E[np.concatenate([prepared.index.anchors(window, part.users) for window in part.windows])]
+        for part in (prepared.fitted, prepared.validation, prepared.holdout)
     )
-    assert trained.max() < scored.min()
-    assert prepared.train_windows.stop == prepared.validation.start
-    assert prepared.validation.stop == prepared.holdout.start
+    assert trained.max() < chosen.min() <= chosen.max() < scored.min()
 
 
 def test_rates_know_only_the_past(store: EventStore) -> None:
@@ -237,9 +235,7 @@ def test_a_run_on_own_events(
 ) -> None:
     monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
     command = ["run", "dlrm-v4", "--data", str(store.folder), "--json", "--no-peaks", "--no-report"]
-    assert (
-        main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout-windows", "30", "--train.epochs", "2"]) == 0
-    )
+    assert main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout", "0.3", "--train.epochs", "2"]) == 0
     result = json.loads(capsys.readouterr().out)
     quality = result["quality"]
     running = {"running_means", "item_knn", "gradient_boosting", "rates_regression"}
@@ -253,7 +249,7 @@ def test_a_run_on_own_events(
     kept = min(json.loads(line)["validation_log_loss"] for line in metric_lines(tmp_path / "run"))
     assert quality["metrics"]["validation_log_loss"] == kept
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
-    assert saved["data"]["holdout_windows"] == 30
+    assert (saved["data"]["split"], saved["data"]["holdout"]) == ("time", 0.3)
     assert saved["data"]["history"]["strategy"] == "last-n"
 
 
@@ -284,13 +280,6 @@ def test_a_small_log(
         assert quality["metrics"]["auc"] > log.possible_auc() - 0.04
         # Those that do not know the last item cannot know the label.
         assert max(auc for name, auc in rules.items() if name != "gradient_boosting") < log.possible_auc() - 0.1
-
-
-def test_windows_that_choose_the_epoch_have_anchors() -> None:
-    """Also where most windows are empty: events at a few moments."""
-    counts_W = np.zeros(99, np.int64)
-    counts_W[[0, 33, 66]] = 600
-    assert validated(0.1, counts_W) == (range(66), range(66, 99))
 
 
 def test_a_blend_weighs_by_what_each_side_predicts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -14,33 +15,90 @@ MAX_DISTINCT = 8
 """Maximum ids per bag where repeats are dropped: each id is compared with all before it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitConfig:
-    """How ratings are split into training and validation rows."""
+SplitKind = Literal["time", "leave-one-out", "random", "last", "cold"]
+SPLIT_FIELDS = ("split", "holdout", "boundary", "split_seed")
+"""Fields of a split's options."""
 
-    split: Literal["random", "last", "time", "cold"] = "random"
-    """Validation rows: random ones, the last of each user by time, the last of all by time, or all of users that never
-    train."""
-    holdout: float = 0.2
-    """Share of the rows (of the users, with split cold) used for validation."""
-    split_seed: int = 42
-    """Seed of the random and cold splits; separate from the training seed, so that repeats share a split."""
-    validation_share: float = 0.0
-    """Share of the training rows of imported clicks that choose the epoch by their log loss and are not trained on: the
-    latest or, with split random or without times, rows at equal distances; 0: none, and the last epoch counts."""
+
+def moment_of(text: str) -> int:
+    """The microseconds since 1970 of a date, of a date with a time, or of a number of seconds."""
+    try:
+        return round(float(text) * 1e6)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        require(False, "boundary", text, "a date such as 2026-03-01, also with a time, or seconds since 1970")
+        raise
+    since = moment.replace(tzinfo=moment.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return since // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventSplitOptions:
+    """What is held out of events; None: what the dataset's split says."""
+
+    split: Literal["time", "leave-one-out"] | None = None
+    """What is held out. time: all events from a boundary on. leave-one-out: each user's last event; the one before it
+    chooses the epoch. Default: that of the dataset, which is time where it has times."""
+    holdout: float | None = None
+    """Share that is held out: of the events or rows, or with split cold of the users. Default: the dataset's, 0.2."""
+    boundary: str | None = None
+    """With split time, in place of a share: the date (UTC) from which on everything is held out."""
 
     def __post_init__(self) -> None:
-        require(0.0 <= self.validation_share < 1.0, "data.validation_share", self.validation_share, "0 to below 1")
-        require(0.0 < self.holdout < 1.0, "data.holdout", self.holdout, "above 0 and below 1")
-        within(0, self.split_seed, 1 << 53, "data.split_seed")
+        require(self.holdout is None or 0.0 < self.holdout < 1.0, "holdout", self.holdout, "above 0 and below 1")
+        if self.boundary is not None:
+            moment_of(self.boundary)
+            require(self.split in (None, "time"), "boundary", self.boundary, "none but with split time")
+
+    @property
+    def given(self) -> bool:
+        """Whether anything is asked for."""
+        return any(getattr(self, name, None) is not None for name in SPLIT_FIELDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions(EventSplitOptions):
+    """What is held out of events, or of rows with a label."""
+
+    split: SplitKind | None = None  # type: ignore[assignment]
+    """What is held out. time: everything from a boundary on. Of events also leave-one-out: each user's last event. Of
+    rows with a label also random rows, the last rows of each user, or, with cold, all rows of some users. Default: that
+    of the dataset, which is time where it has times."""
+    split_seed: int | None = None
+    """Seed of the random and cold splits. Default: the dataset's, 42."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(0, self.split_seed or 0, 1 << 53, "split_seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig(SplitOptions):
+    """How a run divides rows with a label."""
+
+    validate: bool = False
+    """Whether rows before the held-out ones choose the epoch by their log loss and are not trained on: the latest
+    tenth or, with split random or without times, rows at equal distances. Otherwise the last epoch counts."""
+    events: Path | None = None
+    """Folder of the events that the rows were made of, which are what is divided; none: the rows are."""
 
     def rows_split(self) -> SplitConfig:
-        """How rows are split, without where they are."""
+        """How rows are divided, without where they are."""
         return SplitConfig(**{name: getattr(self, name) for name in SplitConfig.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True)
 class MovieLensConfig(SplitConfig):
+    split: SplitKind | None = "random"
+    """What is held out: random rows, the last of each user by time, all from a moment on (time), or all rows of users
+    that never train (cold); of imported data what its split says."""
+    holdout: float | None = 0.2
+    """Share that is held out: of the rows, or with split cold of the users; of imported data what its split says."""
+    split_seed: int | None = 42
+    """Seed of the random and cold splits; separate from the training seed, so that repeats share a split."""
     source: Literal["auto", "files", "embedded", "clicks"] = "auto"
     """Source of the ratings: files (a folder or the downloaded copy), embedded (synthetic), clicks that `recperf data
     import --clicks` imported, or auto: files if there are any, else embedded."""
@@ -60,8 +118,8 @@ class MovieLensConfig(SplitConfig):
             "none when data.source is embedded",
         )
         require(self.path is not None or self.source != "clicks", "data.path", None, "the folder of data.source clicks")
-        validated = self.source == "clicks" or not self.validation_share
-        require(validated, "data.validation_share", self.validation_share, "0, or another with data.source clicks")
+        validated = self.source == "clicks" or not self.validate
+        require(validated, "data.validate", self.validate, "off, or on with data.source clicks")
 
     @property
     def has_clicks(self) -> bool:

@@ -6,14 +6,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import locations
 from ..errors import DataError, UsageError
+from ..files import writing
 from ..folders import alone
 from . import datasets
+from .config import SplitOptions
+from .datasets import Dataset
 from .events.options import ImportOptions
 from .rows.options import ClickOptions
+
+if TYPE_CHECKING:
+    from .split.record import Split
 
 _ASIDE = ".replaced"
 """How the name of a store ends while another takes its folder."""
@@ -22,16 +28,21 @@ Progress = Callable[..., Callable[..., None]]
 
 
 def import_file(
-    options: ImportOptions | ClickOptions, *, store: Path | None = None, replace: bool = False, progress: Progress
+    options: ImportOptions | ClickOptions,
+    *,
+    split: SplitOptions,
+    store: Path | None = None,
+    replace: bool = False,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Import the file that the options name, into `store` or under the dataset's name, and describe the dataset. A
-    finished import of the same file and options is left as it is. With `replace` the import takes the folder of the
-    dataset of this name, which stays if the import fails."""
+    finished import of the same file and options is left as it is, but for a split that is asked for. With `replace` the
+    import takes the folder of the dataset of this name, which stays if the import fails."""
     kind = "clicks" if isinstance(options, ClickOptions) else "events"
     if store is not None:
         if replace:
             raise UsageError("a dataset is replaced by its name", fix="--name NAME in place of --store")
-        return _described(options, store, progress)
+        return _described(options, split, store, progress)
     folder = locations.dataset_folder(options.name)
     if not replace:
         datasets.refuse_other_kind(options.name, kind)
@@ -40,7 +51,7 @@ def import_file(
         with alone(folder, what=f"importing {options.name}"), _set_aside(options.name, wished=replace):
             # An import of the other kind may have ended just before.
             datasets.refuse_other_kind(options.name, kind)
-            return _described(options, folder / Path(datasets.KINDS[kind].manifest).parent, progress)
+            return _described(options, split, folder / Path(datasets.KINDS[kind].manifest).parent, progress)
     finally:
         if not existed:
             # Of an import that failed nothing is left.
@@ -48,15 +59,47 @@ def import_file(
                 folder.rmdir()
 
 
-def _described(options: Any, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Import into a folder, and say what is there."""
+def _described(options: Any, split: SplitOptions, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Import into a folder, divide what is there, and describe it."""
     if isinstance(options, ClickOptions):
         from .rows.imports import make
 
-        return make(options, folder, reading=progress("reading", "bytes"), rows=progress("writing", "rows"))
-    from .events.imports import import_dataset
+        facts = make(options, folder, reading=progress("reading", "bytes"), rows=progress("writing", "rows"))
+    else:
+        from .events.imports import import_dataset
 
-    return import_dataset(options, folder, progress=progress)
+        facts = import_dataset(options, folder, progress=progress)
+    try:
+        divided = divide(datasets.at(Path(facts["folder"])), split, write=facts["imported"] or split.given)
+    except DataError:
+        if facts["imported"]:
+            shutil.rmtree(folder.expanduser())
+        raise
+    return {**facts, "split": divided}
+
+
+def divide(dataset: Dataset, options: SplitOptions, *, write: bool = True) -> Split:
+    """The split of an imported dataset, changed as far as options say, and written beside its data."""
+    from .known.opening import open_events
+    from .rows.encode import read_manifest
+    from .rows.imported import of_rows
+    from .split import record as splits
+    from .split.events import of_events
+
+    folder = dataset.folder
+    assert folder is not None
+    events = open_events(folder) if dataset.kind == "events" else None
+    if write and options.split is not None:
+        try:
+            splits.read(folder, read_manifest(folder).digest if events is None else events.digest)
+        except DataError:
+            # A damaged one is replaced.
+            (folder / splits.FILE).unlink()
+    split: Split = (of_rows(folder, options) if events is None else of_events(events, options)).record
+    if write:
+        with writing(folder):
+            splits.write(folder, split)
+    return split
 
 
 @contextmanager

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from .config import EventSplitOptions
 from .events.item_features import ItemValues, item_values
-from .events.kinds import ACTION_BITS, LIKE, LISTEN_PLUS
 from .events.store import EventStore
+from .known.opening import open_events
+from .split.events import LEAST_TAKEN, EventSplit, of_events
 
-SplitRule = Literal["leave-one-out", "time"]
-HELD_OUT = 0.2
-"""With a split by time: share of the latest events that are held out; the first half of them is for validation."""
-LEAST_EVENTS = 3
-"""Leave-one-out holds out the last two events of users with at least this many."""
-TAKEN = LISTEN_PLUS | LIKE
 MOST_EVENTS = 1 << 30
 FOLLOWS = 0.9
 """Share of planted events whose group follows from the last two; the group of the others is drawn evenly."""
@@ -67,44 +65,40 @@ class NextItemData:
     items_E: NDArray[np.int32]
     times_E: Longs | None
     """Seconds; None where the file has no times, only an order."""
-    split: SplitRule = "leave-one-out"
-    split_times: tuple[int, int] | None = None
-    """With a split by time: when validation begins, and when the test does."""
+    split: EventSplit | None = None
+    """Which events of the store are held out; None: each user's last one, and the one before it validates."""
     store: EventStore | None = None
     padding_id: int = 0
     """Item k has the number k + padding_id in the store: 0, or -1 if the store has events of its item 0."""
 
     @staticmethod
-    def from_store(
-        store: EventStore, split: SplitRule = "leave-one-out", *, held_out: float = HELD_OUT
-    ) -> NextItemData:
-        """The items that users took: listens and likes, without those that a label or a played share says were not
-        taken, and without drawn negatives. A rating of any height counts."""
+    def from_store(store: EventStore, split: EventSplit | None = None) -> NextItemData:
+        """The items that users took. The split is by default that of the dataset."""
         if store.events > MOST_EVENTS:
             what = f"{store.events:,} events are too many for next-item models, which hold all of them in memory"
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
-        imported = store.imported
-        labelled = imported is None or imported.options.label is not None
-        chosen_E = (store.kinds(slice(None)) & (TAKEN if labelled else ACTION_BITS)) > 0
+        split = split or of_events(store, EventSplitOptions())
+        chosen_E = split.taken(slice(None))
         if not chosen_E.any():
             what = f"no event of {store.name} says that a user took an item"
             raise DataError(what, where={"store": store.folder}, fix="check the label that was imported")
         items_E = store.items_at(slice(None))[chosen_E]
-        times_E = store.times_E[:][chosen_E].astype(np.int64) if store.time_order == "time" else None
-        before_E1 = np.concatenate([[0], np.cumsum(chosen_E)])
         padding_id = 0 if items_E.min() > 0 else -1
         return NextItemData(
             name=store.name,
             items=store.items - 1 - padding_id,
             users=store.users,
-            offsets_U1=before_E1[store.user_first_U1],
+            offsets_U1=np.concatenate([[0], np.cumsum(chosen_E)])[store.user_first_U1],
             items_E=(items_E - padding_id).astype(np.int32),
-            times_E=times_E,
+            times_E=store.times_E[:][chosen_E].astype(np.int64) if store.time_order == "time" else None,
             split=split,
-            split_times=None if split == "leave-one-out" else _split_times(store, times_E, held_out),
             store=store,
             padding_id=padding_id,
         )
+
+    @property
+    def kind(self) -> Literal["time", "leave-one-out"]:
+        return "leave-one-out" if self.split is None else self.split.kind
 
     def values(self) -> ItemValues | None:
         """The features of items 0 to `items`; None where the store has none."""
@@ -116,64 +110,38 @@ class NextItemData:
 
     def train(self) -> Sequences:
         """The training events of every user that has any."""
-        begins_U, ends_U = self.offsets_U1[:-1], self.offsets_U1[1:]
-        if self.split == "leave-one-out":
-            ends_U = np.where(ends_U - begins_U >= LEAST_EVENTS, ends_U - 2, ends_U)
-        else:
-            ends_U = self._first_from(0)
+        begins_U, ends_U = self.offsets_U1[:-1], self._divided[0]
         users_S = np.flatnonzero(ends_U > begins_U)
         return Sequences(users_S, begins_U[users_S], ends_U[users_S])
 
     def validation(self) -> Targets:
-        """The last event but one of each user, or the first of the time for validation."""
-        return self._targets(0)
+        """The events that choose the epoch."""
+        return self._divided[1]
 
     def test(self) -> Targets:
-        """The last event of each user, or the first of the time for the test."""
-        return self._targets(1)
+        """The held-out events that are scored."""
+        return self._divided[2]
 
-    def _targets(self, part: int) -> Targets:
-        begins_U, ends_U = self.offsets_U1[:-1], self.offsets_U1[1:]
-        if self.split == "leave-one-out":
-            users_N = np.flatnonzero(ends_U - begins_U >= LEAST_EVENTS)
-            return Targets(users_N, ends_U[users_N] - 2 + part)
-        positions_U, stops_U = self._first_from(part), self._first_from(1) if part == 0 else ends_U
-        # Nothing can be predicted from no history.
-        users_N = np.flatnonzero((positions_U < stops_U) & (positions_U > begins_U))
-        return Targets(users_N, positions_U[users_N])
-
-    def _first_from(self, part: int) -> Longs:
-        """Position of each user's first event at or after a moment; the end of the user's events if there is none."""
-        assert self.split_times is not None
-        assert self.times_E is not None
-        before_E1 = np.concatenate([[0], np.cumsum(self.times_E < self.split_times[part])])
-        begins_U = self.offsets_U1[:-1]
-        first_U: Longs = begins_U + before_E1[self.offsets_U1[1:]] - before_E1[begins_U]
-        return first_U
+    @cached_property
+    def _divided(self) -> tuple[Longs, Targets, Targets]:
+        """Where the training events of each user end, and what is to be predicted."""
+        if self.split is None:
+            ends_U = self.offsets_U1[1:]
+            users_N = np.flatnonzero(np.diff(self.offsets_U1) >= LEAST_TAKEN)
+            targets = [Targets(users_N, ends_U[users_N] - back) for back in (2, 1)]
+            ends_U = ends_U.copy()
+            ends_U[users_N] -= 2
+            return ends_U, targets[0], targets[1]
+        before_E1 = np.concatenate([[0], np.cumsum(self.split.taken(slice(None)))])
+        validation, test = (self.split.targets(part) for part in ("choose", "valid"))
+        targets = [Targets(users_N, before_E1[positions_N]) for users_N, positions_N in (validation, test)]
+        return before_E1[self.split.cuts[0]], targets[0], targets[1]
 
 
-def _split_times(store: EventStore, times_E: Longs | None, held_out: float) -> tuple[int, int]:
-    """When validation and test begin, so that each has half of the held-out events."""
-    if times_E is None:
-        what = f"{store.name} has no times, only {store.time_order}: it cannot be split by time"
-        raise DataError(what, where={"store": store.folder}, fix="split leave-one-out")
-    validation, test = np.quantile(times_E, [1 - held_out, 1 - held_out / 2], method="higher")
-    if not times_E.min() < validation < test:
-        what = f"the last {held_out:.0%} of the events of {store.name} have one time: they cannot be split by it"
-        raise DataError(what, where={"store": store.folder}, fix="split leave-one-out")
-    return int(validation), int(test)
-
-
-def usual_split(store: EventStore) -> SplitRule:
-    """How events are held out by default: by time where a user's own file has times by which they can be, else each
-    user's last one."""
-    if store.imported is None or store.time_order != "time":
-        return "leave-one-out"
-    try:
-        data = NextItemData.from_store(store, "time")
-    except DataError:
-        return "leave-one-out"
-    return "time" if len(data.train()) and len(data.validation()) and len(data.test()) else "leave-one-out"
+def read(path: Path, options: EventSplitOptions) -> NextItemData:
+    """The items that users took in the events of a folder, divided as a config says."""
+    store = open_events(path)
+    return NextItemData.from_store(store, of_events(store, options))
 
 
 @dataclass(frozen=True)

@@ -334,7 +334,9 @@ class RankedRows:
         assert rows.items_N is not None
         assert users_N is not None
         assert items_N is not None
-        rows_Q = first_positives(rows.labels_N, rows.users_N, rows.times_N)
+        rows_Q = first_positives(
+            rows.labels_N if rows.targets_N is None else rows.targets_N, rows.users_N, rows.times_N
+        )
         rows_Q = rows_Q[users_N[rows_Q].argsort()]
         size, budget = len(catalogue.items_I), int(SHARE * STEP_PASSES * trained)
         if not len(rows_Q) or not size:

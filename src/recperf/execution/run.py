@@ -23,7 +23,7 @@ from ..distributed.shared_run import require_same_config, share_run, share_stop
 from ..errors import ConfigError, DataError, MachineError, RecperfError, UsageError
 from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
-from ..jsonfile import as_json
+from ..jsonfile import as_json, require
 from ..machine import machine_facts
 from ..phases import Phases, phase, working
 from ..runs.derive import meets, result_of
@@ -386,6 +386,9 @@ class TrainingRun:
         """Refuse to resume a run with other data."""
         before: Data | None = self.record.read("data.json", Data)
         data, folder = self.prepared.data, self.record.folder
+        now = require(data, Data, folder / "data.json", what="is damaged")
+        if now.held_out is not None and now.held_out.warning:
+            self.report.notice(now.held_out.warning)
         error: RecperfError | None = None
         if before is not None and before.digest != data["digest"]:
             error = DataError(
@@ -395,6 +398,9 @@ class TrainingRun:
             )
         elif before is not None and before.features != data.get("features"):
             error = DataError(OTHER_FEATURES, where={"run": folder}, fix="start a new run")
+        elif before is not None and not now.divided_as(before) and not any("data." in name for name in self.allow):
+            what = f"the run started with another split of its data: {before.held_out_text}"
+            error = DataError(what, where={"run": folder, "split now": now.held_out_text}, fix="start a new run")
         if error is not None:
             current().shared_error = error
             raise error

@@ -99,6 +99,8 @@ class ScoredRows:
     items_N: Tensor | None = None
     times_N: Tensor | None = None
     """Numbers in the order of time; None where the rows are in that order, or have no time."""
+    targets_N: Tensor | None = None
+    """Which rows are ranked, at most one of each user; None: each user's first positive one."""
 
 
 class Catalogue(Protocol):

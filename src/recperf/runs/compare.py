@@ -154,6 +154,8 @@ def _scored_rows(side: Side) -> tuple[Any, ...]:
     """What decides on which rows a run was scored."""
     assert side.run
     data, fields = side.run.result.data, flatten(side.run.config.config)
+    if data.held_out is not None:
+        return side.run.result.task, data.digest, data.held_out.digest, data.valid_rows
     return side.run.result.task, data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
 
 

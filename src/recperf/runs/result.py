@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+from ..data.split.record import Split
 from ..jsonfile import Meta, Number, Struct, as_json, require
 from ..measure.records import Percentiles
 from ..tasks import of
@@ -270,11 +271,28 @@ class Data(Struct, omit_defaults=True):
     """Those of them on which gradient boosting chose its columns and rounds; only if not all did."""
     skipped: dict[str, int] | None = None
     """Lines of a log that were left out, by reason; only if there are any."""
+    held_out: Split | None = None
+    """What is held out of a dataset, which its split or an option of the run decided; None for other data, and for
+    runs of earlier versions."""
     held_out_from: int | None = None
     """With times: the second before which everything is trained on and nothing is scored; of leave-one-out that of
     the newest event. None for splits that are not by time."""
     features: list[str] | None = None
     """Names of the numbers that were computed from ratings: a model trained on others cannot read them."""
+
+    @property
+    def held_out_text(self) -> str:
+        """What is held out, in a line."""
+        rows = f"{self.split}: {self.valid_rows:,} of {self.rows:,} rows"
+        return rows if self.held_out is None else self.held_out.text
+
+    def divided_as(self, earlier: Data) -> bool:
+        """Whether the same is held out as in the data of an earlier process, which may not have recorded what."""
+        if self.held_out is None:
+            return True
+        if earlier.held_out is not None:
+            return self.held_out.digest == earlier.held_out.digest
+        return (self.train_rows, self.valid_rows) == (earlier.train_rows, earlier.valid_rows)
 
 
 class Change(Struct, omit_defaults=True):

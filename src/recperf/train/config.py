@@ -270,8 +270,6 @@ class TargetConfig:
         return self if self != TargetConfig() else TargetConfig(beat="auto")
 
 
-VALIDATION_SHARE = 0.1
-"""Share of the training rows of own data that choose the epoch."""
 STEPS_AN_EPOCH, FORGETTING = 100, 5.0
 
 

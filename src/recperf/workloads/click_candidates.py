@@ -188,9 +188,10 @@ def part_of(rows: Rows, first: int, last: int) -> Rows:
 
 
 def scored_rows(clicks: ClickRows, split: Split = "valid") -> ScoredRows:
-    """The labels, users, items and times of a split."""
+    """The labels, users, items and times of a split, and which rows are ranked."""
     labels_N = torch.from_numpy(clicks.labels(split)).float()
-    columns = (clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split))
+    targets_N = getattr(clicks, "targets_N", None) if split == "valid" else None
+    columns = (clicks.role_ids("user", split), clicks.role_ids("item", split), clicks.times(split), targets_N)
     return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
 
 

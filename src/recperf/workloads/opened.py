@@ -36,10 +36,24 @@ def read_saved(path: Path) -> tuple[Workload, Any]:
             fix="install the package that has this workload, or restore the file",
         )
     workload = find(name)
+    _refuse_earlier_split(name, values, path)
     try:
         return workload, from_json(workload.config, values)
     except ConfigError as error:
         raise ConfigError(error.what, where={**error.where, "file": file}, fix=error.fix) from None
+
+
+def _refuse_earlier_split(name: str, values: dict[str, Any], path: Path) -> None:
+    """Refuse the config of an earlier version that divided own data by rules of its own; another one loses the field
+    that only such a version had."""
+    data = values.get("data", {})
+    share = data.pop("validation_share", None)
+    if share is None or not (share or data.get("source") == "clicks" or data.get("holdout_windows") == 0):
+        return
+    facts = path / "data.json"
+    dataset = read(facts).get("name", "NAME") if facts.is_file() else "NAME"
+    what = "this config is of an earlier version of recperf, which held out other rows of the data"
+    raise DataError(what, where={"file": path}, fix=f"train anew: recperf run {name} --data {dataset}")
 
 
 class OpenRun:

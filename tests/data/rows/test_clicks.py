@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recperf.data.config import MovieLensConfig
 from recperf.data.known.movielens import GENRES, MovieLens
 from recperf.data.known.movielens_like import generate
-from recperf.data.rows.clicks import Clicks, split_rows
+from recperf.data.rows.clicks import Clicks, split_of
 from recperf.data.tables import Rows
 from recperf.errors import DataError
 
@@ -92,7 +92,7 @@ def test_no_label_reaches_any_feature(data: MovieLens, config: MovieLensConfig, 
 @given(datasets(), configs)
 def test_counts_are_of_training_rows(data: MovieLens, config: MovieLensConfig) -> None:
     built = possible(Clicks, data, config)
-    training = ~split_rows(data, config)
+    training = ~split_of(data, config).valid_N
     for name, ids in (("user count", data.user), ("item count", data.item)):
         counts = [np.log1p((ids[training] == one).sum()) / 5 for one in ids]
         assert built.rows.dense_ND[:, built.dense_names.index(name)].tolist() == pytest.approx(counts, rel=1e-6)
@@ -102,7 +102,7 @@ def test_counts_are_of_training_rows(data: MovieLens, config: MovieLensConfig) -
 @given(datasets(), configs)
 def test_ids_unseen_in_training_become_row_0(data: MovieLens, config: MovieLensConfig) -> None:
     built = possible(Clicks, data, config)
-    valid = split_rows(data, config)
+    valid = split_of(data, config).valid_N
     raw = (data.user, data.item, data.occupation[data.user])
     for feature, column in enumerate(raw):
         seen = set(column[~valid].tolist())
@@ -116,7 +116,7 @@ def test_ids_unseen_in_training_become_row_0(data: MovieLens, config: MovieLensC
 @given(datasets(), st.floats(0.05, 0.95))
 def test_last_holds_out_the_latest_of_each_user(data: MovieLens, holdout: float) -> None:
     config = MovieLensConfig(split="last", holdout=holdout)
-    valid = possible(split_rows, data, config)
+    valid = possible(lambda *asked: split_of(*asked).valid_N, data, config)
     for user in np.unique(data.user):
         rows = sorted(np.flatnonzero(data.user == user).tolist(), key=lambda row: (data.timestamp[row], row))
         held = min(int(np.floor(len(rows) * holdout + 0.5)), len(rows) - 1)
@@ -126,7 +126,7 @@ def test_last_holds_out_the_latest_of_each_user(data: MovieLens, holdout: float)
 def test_cold_users_never_train() -> None:
     data = generate(1, users=20, items=30, ratings=400)
     config = MovieLensConfig(split="cold")
-    valid = split_rows(data, config)
+    valid = split_of(data, config).valid_N
     cold = np.unique(data.user[valid])
     assert len(cold) == 4
     assert not np.isin(data.user[~valid], cold).any()

@@ -12,6 +12,7 @@ import tyro
 
 from ... import workloads
 from ...data import datasets
+from ...data.config import SplitOptions
 from ...errors import DataError, UsageError, did_you_mean
 from ...jsonfile import as_json
 from ...terminal import Terminal, conclude, print_json, print_text
@@ -27,6 +28,7 @@ ACTIONS = {
     "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
+    "split": "change what is held out of a dataset that you imported, or say what is",
     "remove": "remove a dataset that you imported",
 }
 
@@ -105,7 +107,15 @@ class Remove(OutputOptions):
     """Remove it even if runs need it."""
 
 
-OPTIONS: dict[str, Any] = {"remove": Remove, "get": Get, "check": Check, "info": Info, "make": Make, "prepare": Prepare}
+@dataclass(frozen=True, kw_only=True)
+class Divide(SplitOptions, OutputOptions):
+    name: tyro.conf.Positional[str]
+    """A dataset that you imported. Without options its split is only printed."""
+
+
+OPTIONS: dict[str, Any] = {
+    "remove": Remove, "split": Divide, "get": Get, "check": Check, "info": Info, "make": Make, "prepare": Prepare
+}  # fmt: skip
 
 
 def command(arguments: list[str]) -> int:
@@ -123,8 +133,8 @@ def command(arguments: list[str]) -> int:
         raise UsageError(f"data {action} needs the name of a dataset", fix=f"{prog} --help")
     options: Any = parse(OPTIONS[action], arguments[1:], prog=prog, description=description)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    if action == "remove":
-        return _remove(options, terminal)
+    if action in ("remove", "split"):
+        return (_remove if action == "remove" else _split)(options, terminal)
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
         if action == "check" and options.sums is not None:
             return _check_sums(options, bar("comparing", "bytes"), terminal)
@@ -178,18 +188,23 @@ def _info(options: Info, kind: str, bar: Callable[..., Any], terminal: Terminal)
 
         return catalogue.info(options.name, path=options.path, seed=options.seed)
     if kind == "clicks":
+        from ...data.importing import divide
         from ...data.rows import encode
 
-        return encode.info(_folder(options))
+        folder = _folder(options)
+        split = divide(datasets.at(folder), SplitOptions(), write=False)
+        return {**encode.info(folder), "held_out": as_json(split) if options.json else split.text}
     from ...data.known import event_files as events
 
     store = events.find(options.name, path=options.path, say=terminal.say)
     if store.imported and not options.json:
         from ...data.events.imports import described
+        from ...data.importing import divide
         from .imports import say_events
 
         command = f"recperf run {workloads.proposed(datasets.at(store.folder))} --data {options.name}"
         facts = {**described(store), "name": store.name, "folder": str(store.folder), "next": command}
+        facts["split"] = divide(datasets.at(store.folder), SplitOptions(), write=False)
         say_events(facts, terminal)
         return {}
     return events.describe(store, seconds=options.window_seconds, min_history=options.min_history)
@@ -228,6 +243,23 @@ def _remove(options: Remove, terminal: Terminal) -> int:
     terminal.say(f"removed {facts['name']}: {count_of(facts['rows'] or 0, 'row')}, {size(facts['bytes'])}")
     if options.json:
         print_json(facts)
+    return 0
+
+
+def _split(options: Divide, terminal: Terminal) -> int:
+    from ...data.importing import divide
+
+    dataset = datasets.imported_as(options.name)
+    if dataset is None:
+        datasets.find(options.name)
+        what = f"{options.name} is no dataset that you imported"
+        raise UsageError(what, fix=f"--data.split of recperf run divides {options.name} for one run")
+    split = divide(dataset, options, write=options.given)
+    terminal.say(f"held out of {options.name}: {split.text}")
+    if options.given and (warning := split.warning):
+        terminal.notice(warning)
+    if options.json:
+        print_json(as_json(split))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...data import datasets, importing
+from ...data.config import SPLIT_FIELDS, EventSplitOptions, SplitOptions
 from ...data.events.options import ImportOptions
 from ...data.files.values import TIME_UNITS
 from ...data.rows.options import ClickOptions
@@ -32,7 +33,7 @@ MOST_UNUSED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportEvents(ImportOptions, OutputOptions):
+class ImportEvents(ImportOptions, EventSplitOptions, OutputOptions):
     store: Path | None = None
     """Folder of the event store; default: one in the cache folder, which other commands find by the dataset's name."""
     replace: bool = False
@@ -40,7 +41,7 @@ class ImportEvents(ImportOptions, OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportClicks(ClickOptions, OutputOptions):
+class ImportClicks(ClickOptions, SplitOptions, OutputOptions):
     store: Path | None = None
     """Folder of the rows; default: one in the cache folder, which other commands find by the dataset's name."""
     replace: bool = False
@@ -58,10 +59,13 @@ def import_file(arguments: list[str]) -> int:
     )
     asked_for = ClickOptions if is_clicks else ImportOptions
     values = {field.name: getattr(options, field.name) for field in fields(asked_for)}
+    split = SplitOptions(**{name: getattr(options, name, None) for name in SPLIT_FIELDS})
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
     before = runs_on(options.name, Path("runs")) if options.replace else []
     with progress_bars(terminal, resumable=False) as bar:
-        facts = importing.import_file(asked_for(**values), store=options.store, replace=options.replace, progress=bar)
+        facts = importing.import_file(
+            asked_for(**values), split=split, store=options.store, replace=options.replace, progress=bar
+        )
     model = proposed(datasets.at(Path(facts["folder"])))
     if before and facts["imported"]:
         note = f"runs of the dataset before, which can no longer be resumed or scored: {', '.join(before)}"
@@ -106,7 +110,7 @@ def _say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
         columns=columns,
         lines={
             "tables": f"categories of fewer than {facts['min_count']} training rows share a table row",
-            "held out": "by default " + ("the latest fifth of the rows" if days else "a random fifth: no times"),
+            "held out": facts["split"].text,
         },
         skipped=facts["skipped_rows"],
     )
@@ -123,10 +127,7 @@ def say_events(facts: dict[str, Any], terminal: Terminal) -> None:
     if facts["positive_share"] is not None:
         lines["positives"] = f"{facts['positive_share']:.1%} of {facts['labelled']:,} labelled events"
     lines["per user"] = f"{count_of(per_user['p50'], 'event')} (median), {per_user['min']:,} to {per_user['max']:,}"
-    begin = f", from {days.held_out_from} on" if days else ""
-    lines["held out"] = f"by default the last fifth, about {facts['held_out']:,} events{begin}"
-    if unseen := facts["unseen"]:
-        lines["new then"] = f"{count_of(unseen['users'], 'user')} and {count_of(unseen['items'], 'item')}"
+    lines["held out"] = facts["split"].text
     print_import(
         facts,
         terminal,

@@ -1,8 +1,8 @@
 """Bring your own events: a log of who took what and when, as CSV, JSON lines or Parquet, becomes an event store.
 
 Rows may come in any order: DuckDB sorts them by user, time and place in the file, within a memory limit and with
-temporary files beside the store. Every user has at least one event, because users are known only by their rows. There
-is no split by time: that is Yambda's own rule. A log without labels gets drawn negatives, one without times an order.
+temporary files beside the store. Every user has at least one event, because users are known only by their rows. A log
+without labels gets drawn negatives, one without times an order. What is held out is decided afterwards (data/split.py).
 
 Shapes: I items.
 """
@@ -40,8 +40,6 @@ from .store import MANIFEST, EventStore, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
 
 LICENCE = "that of the source"
-HELD_OUT = 0.2
-"""Share of the latest events that workloads hold out by default."""
 QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
 _BATCH_ROWS = 1 << 17
 
@@ -83,22 +81,9 @@ def described(store: EventStore) -> dict[str, Any]:
             for at, role in enumerate(("artists", "albums"))
             if role in facts.distinct
         },
-        "held_out": round(HELD_OUT * labelled),
-        "unseen": _unseen(store) if facts.days else {},
         "store_bytes": sum(column.bytes for column in manifest.columns.values()),
         "digest": store.digest,
     }
-
-
-def _unseen(store: EventStore) -> dict[str, int]:
-    """How many users and items have their first event among the latest ones, which are held out by default."""
-    times_E = store.times_E[:]
-    begin = np.quantile(times_E, 1 - HELD_OUT, method="higher")
-    first_I = np.full(store.items, np.iinfo(np.uint32).max, np.uint32)
-    np.minimum.at(first_I, store.items_at(slice(None)), times_E)
-    there_I = first_I < np.iinfo(np.uint32).max
-    users = int((times_E[store.user_first_U1[:-1]] >= begin).sum())
-    return {"users": users, "items": int((first_I[there_I] >= begin).sum())}
 
 
 def _notes(facts: ImportFacts) -> Iterator[str]:
@@ -106,11 +91,11 @@ def _notes(facts: ImportFacts) -> Iterator[str]:
     if facts.distinct["users"] == 1:
         yield "all rows have the same user: check --user"
     if facts.time_order == "random order":
-        yield "the file has no time: events are in random order, and a random fifth is held out; or: --order rows"
+        yield "the file has no time: events are in random order, and each user's last one is held out; or: --order rows"
     elif facts.options.sequences:
         yield "the file has no time: only the order of each user's items is known, and their last items are held out"
     elif facts.time_order == "order of the file":
-        yield "the file has no time: the order of its rows is used, and its last fifth is held out"
+        yield "the file has no time: the order of its rows is used, and each user's last one is held out"
     elif facts.days and date.fromisoformat(facts.days.last) > datetime.now(UTC).date():
         yield f"the last event is in the future, {facts.days.last}: check --time and --time-unit"
     if facts.repeated:
@@ -255,9 +240,7 @@ def _facts(connection: Any, source: Source, options: ImportOptions, roles: list[
     if options.time is not None:
         different = "SELECT DISTINCT user_id, item_id, seconds, positive FROM events"
         repeated = events - fetch_row(connection, f"SELECT count(*) FROM ({different})")[0]
-        # Approximate, since an exact quantile would hold all times in memory.
-        held_out = f"approx_quantile(seconds, {1 - HELD_OUT})"
-        times = fetch_row(connection, f"SELECT min(seconds), {held_out}, max(seconds) FROM events")
+        times = fetch_row(connection, "SELECT min(seconds), max(seconds) FROM events")
         days = Days(*(datetime.fromtimestamp(seconds, UTC).date().isoformat() for seconds in times))
     items = options.items and Path(options.items.name)
     return ImportFacts(

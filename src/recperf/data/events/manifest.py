@@ -14,8 +14,6 @@ from .options import ImportOptions
 
 class Days(Struct):
     first: str
-    held_out_from: str
-    """The first day that is held out by default."""
     last: str
 
 

@@ -75,7 +75,7 @@ class RowQueries:
         times_N = np.full(len(users_N), -1) if times_N is None else times_N
         now_N = times_N < 0
         times_N = np.where(now_N, self.now, times_N)
-        ends_N = np.where(now_N, stop_N, self._first_at(first_N, stop_N, times_N))
+        ends_N = np.where(now_N, stop_N, self.store.first_at(first_N, stop_N, times_N))
         ends_N = self._own_event(ends_N, stop_N, items_N, times_N)
         # An event says itself whether it is organic; other rows are as the user's event before them.
         organic_N = np.ones(len(ends_N), np.int64)
@@ -89,16 +89,6 @@ class RowQueries:
         some_N = (users_N >= 0) & (same_N | (ends_N > first_N))
         organic_N[some_N] = (self.store.kinds(asked_N[some_N]) & ORGANIC) > 0
         return Queries(users_N, ends_N, items_N, times_N, organic_N)
-
-    def _first_at(self, first_N: Longs, stop_N: Longs, times_N: Longs) -> Longs:
-        """The position of each user's first event at or after a time: a binary search of all rows at once."""
-        low_N, high_N = first_N.copy(), stop_N.copy()
-        while (open_N := np.flatnonzero(low_N < high_N)).size:
-            middle = (low_N[open_N] + high_N[open_N]) // 2
-            earlier = self.store.times_E[middle] < times_N[open_N]
-            low_N[open_N] = np.where(earlier, middle + 1, low_N[open_N])
-            high_N[open_N] = np.where(earlier, high_N[open_N], middle)
-        return low_N
 
     def _own_event(self, ends_N: Longs, stop_N: Longs, items_N: Longs, times_N: Longs) -> Longs:
         """The position of the first anchor of the same user, item and second, where there is one."""

@@ -152,6 +152,19 @@ class EventStore:
         """Indices in `user_ids_U` of the users of some events."""
         return np.searchsorted(self.user_first_U1[:-1], positions, side="right") - 1
 
+    def first_at(
+        self, first_N: NDArray[np.int64], stop_N: NDArray[np.int64], times_N: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The positions of the first events at or after some times, each between two positions of one user: a binary
+        search of all at once."""
+        low_N, high_N = first_N.copy(), stop_N.copy()
+        while (open_N := np.flatnonzero(low_N < high_N)).size:
+            middle = (low_N[open_N] + high_N[open_N]) // 2
+            earlier = self.times_E[middle] < times_N[open_N]
+            low_N[open_N] = np.where(earlier, middle + 1, low_N[open_N])
+            high_N[open_N] = np.where(earlier, high_N[open_N], middle)
+        return low_N
+
     def kinds(self, which: Which) -> NDArray[np.uint8]:
         """Kinds of some events, by a slice or by positions."""
         if self.packed_kinds_E is not None:

@@ -19,10 +19,13 @@ from ...errors import UsageError
 from ...folders import one_at_a_time
 from ...jsonfile import as_json
 from .. import datasets
+from ..config import EventSplitOptions
 from ..datasets import Dataset
 from ..events import item_features
 from ..events.kinds import DAY_S
 from ..events.store import COLUMNS, EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, verify
+from ..split import record
+from ..split.events import of_events
 from ..streaming.config import HistoryConfig, WindowConfig
 from ..streaming.windows import NoAnchors, WindowIndex
 from .mlperf_cache import FLAT_BYTES
@@ -111,6 +114,7 @@ def check_store(store: EventStore, progress: Progress) -> Facts:
             originals(store.folder, role)
         files = [*(file_of(store.folder, name).name for name in COLUMNS), *(f"{role}.jsonl" for role in lists)]
         files += [item_features.FILE] * (item_features.read_items(store) is not None)
+        files += [record.FILE] * (record.read(store.folder, store.digest) is not None)
     return {
         "folder": str(store.folder),
         "layout": store.layout,
@@ -204,14 +208,15 @@ def describe(store: EventStore, *, seconds: int, min_history: int | None) -> Fac
 
 
 def _imported(store: EventStore) -> dict[str, object]:
-    """What an import recorded about its file: days, columns, negatives."""
+    """What an import recorded about its file: days, columns, negatives; and what is held out."""
     facts = store.imported
     if facts is None:
         return {}
     days = {"days_of_events": f"{facts.days.first} to {facts.days.last}"} if facts.days else {}
     names = ("time_order", "events_in_file", "density", "negatives", "unused_columns", "skipped_rows")
     others = {name: value for name, value in as_json(facts).items() if name in names and value}
-    return {**days, "columns": facts.options.columns, **others}
+    held_out = of_events(store, EventSplitOptions()).record
+    return {**days, "columns": facts.options.columns, **others, "held_out": as_json(held_out)}
 
 
 def _spread(counts: NDArray[np.int64]) -> dict[str, float]:

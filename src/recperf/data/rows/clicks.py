@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError
-from ..config import SplitConfig
+from ..config import SplitConfig, SplitOptions
 from ..known.movielens import MovieLens
+from ..split.record import decided, facts_of
+from ..split.rows import RowSplit
 from ..tables import Rows, Split, SplitRows
 
 Ints = NDArray[np.int64]
@@ -25,10 +26,11 @@ class Clicks(SplitRows):
     """Ratings as click rows. An id that no training row has is 0."""
 
     def __init__(self, ratings: MovieLens, config: SplitConfig) -> None:
-        valid_N = split_rows(ratings, config)
+        self.split = split_of(ratings, config)
+        valid_N = self.split.valid_N
         sparse = ratings.id_features()
         features = dense_features(ratings, *(training_rows(ids, valid_N) for ids in (ratings.user, ratings.item)))
-        self.ratings, self.config = ratings, config
+        self.ratings = ratings
         self.keys, self.dense_names = tuple(sparse), tuple(features)
         self.slots = (1,) * len(sparse)
         self.table_rows = tuple(rows for _, rows in sparse.values())
@@ -72,7 +74,7 @@ class Clicks(SplitRows):
             "rows": len(self.rows),
             "train_rows": self.count("train"),
             "valid_rows": self.count("valid"),
-            "split": self.config.split,
+            **facts_of(self.split.record),
             "synthetic": self.ratings.synthetic,
             "features": list(self.dense_names),
         }
@@ -88,56 +90,17 @@ def dense_features(data: MovieLens, of_user: Ints, of_item: Ints) -> dict[str, N
     }
 
 
-def split_rows(data: MovieLens, config: SplitConfig) -> Marks:
-    """Mark the validation rows; the answer never depends on a rating's value."""
-    return mark_validation(config, name=data.name, rows=len(data.user), users=data.user, times=data.timestamp)
-
-
-def mark_validation(
-    config: SplitConfig, *, name: str, rows: int, users: Ints | None = None, times: NDArray[Any] | None = None
-) -> Marks:
-    """Mark the validation rows among rows with a user and a time each, where those are known.
-
-    Rows of the same time, or without one, count in the order of the file.
-    """
-    if config.split in ("last", "cold") and users is None:
-        what = f"split {config.split!r} needs a user column, which {name} does not have"
-        raise DataError(what, fix="import it with --user COLUMN, or --data.split random")
-    times = np.zeros(rows) if times is None else times
-    valid = np.zeros(rows, dtype=np.bool_)
-    generator = np.random.Generator(np.random.PCG64(config.split_seed))
-    if config.split == "random":
-        valid[generator.permutation(rows)[: round(config.holdout * rows)]] = True
-    elif config.split == "time":
-        valid[np.argsort(times, kind="stable")[rows - round(config.holdout * rows) :]] = True
-    elif config.split == "cold":
-        assert users is not None
-        known = np.unique(users)
-        valid = np.isin(users, known[generator.permutation(len(known))[: round(config.holdout * len(known))]])
-    else:
-        assert users is not None
-        valid = _last_of_each_user(users, times, config)
-    empty = "train" if valid.all() else "validate" if not valid.any() else None
-    if empty:
-        size = f"{rows:,} rows" + (f" of {len(np.unique(users)):,} users" if users is not None else "")
-        raise DataError(
-            f"split {config.split!r} with holdout {config.holdout} leaves no row to {empty} on ({size})",
-            where={"data": name},
-            fix="use more rows, another data.split or another data.holdout",
-        )
-    return valid
-
-
-def _last_of_each_user(users: Ints, times: NDArray[Any], config: SplitConfig) -> Marks:
-    size = len(users)
-    order = np.lexsort((np.arange(size), times, users))
-    count = np.bincount(users)
-    end = np.cumsum(count)
-    from_end = end[users[order]] - np.arange(size)
-    held = np.minimum(np.floor(count * config.holdout + 0.5).astype(np.int64), np.maximum(count - 1, 0))
-    valid = np.zeros(size, dtype=np.bool_)
-    valid[order] = from_end <= held[users[order]]
-    return valid
+def split_of(data: MovieLens, config: SplitConfig) -> RowSplit:
+    """Which ratings are held out; the answer never depends on a rating's value."""
+    return RowSplit(
+        name=data.name,
+        data=data.digest,
+        rows=len(data.user),
+        options=decided(config, lambda: SplitOptions(split="random")),
+        users_N=data.user,
+        items_N=data.item,
+        times_N=data.timestamp * 10**6,
+    )
 
 
 def _known_in_training(ids: Ints, valid: Marks) -> Ints:

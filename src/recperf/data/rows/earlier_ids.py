@@ -63,8 +63,7 @@ def with_earlier_ids(clicks: ImportedClicks, earlier: ImportedClicks, forget_day
     made once, in the cache folder."""
     _require_alike(clicks, earlier)
     _warn_of_overlap(clicks, earlier)
-    split = clicks.split
-    identity = [clicks.digest, earlier.digest, split.split, split.holdout, split.split_seed, forget_days]
+    identity = [clicks.digest, earlier.digest, clicks.split.record.digest, forget_days]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     folder = locations.home() / "clicks-with-earlier-ids" / digest[:32]
     notice = f"adding categories of {earlier.manifest.name} to those of {clicks.manifest.name} once, in {folder}"
@@ -101,7 +100,7 @@ def _type(column: ColumnFacts) -> str:
 
 def _warn_of_overlap(clicks: ImportedClicks, earlier: ImportedClicks) -> None:
     """Splits by time hold out rows that no earlier training had; others do so only where all rows are newer."""
-    times, before, split = clicks.manifest.times, earlier.manifest.times, clicks.split.split
+    times, before, split = clicks.manifest.times, earlier.manifest.times, clicks.split.options.split
     newer = times is not None and before is not None and times[0] > before[1]
     if split == "cold" or (split == "random" and not newer):
         notice_once(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from ..datasets import KINDS
 from ..files import values as sql
 from ..files.text_rows import SkippedRows
 from ..files.values import NOT_USED, column_types, fetch_row
+from ..split.record import moment, read
 from ..tables import optional_package, pyarrow
 from .columns import Arrays, Layout, StoredVocabulary, Vocabulary, as_text, denoted, open_arrays, read_vocabulary
 
@@ -30,7 +30,6 @@ MANIFEST = "clicks.json"
 LARGEST = 3e38
 """Numbers are stored as float32, larger ones as this."""
 EARLIER = "earlier.npz"
-_YEAR_US = 365 * 86_400_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +116,9 @@ class ClickManifest(Struct, kw_only=True, omit_defaults=True):
     earlier: EarlierRows | None = None
 
     @property
-    def split(self) -> Literal["time", "random"]:
-        """How rows are held out by default: the latest, or where rows have no times random ones."""
-        return "time" if self.times is not None and self.times[0] < self.times[1] else "random"
+    def has_times(self) -> bool:
+        """Whether rows have different times."""
+        return self.times is not None and self.times[0] < self.times[1]
 
     @property
     def layout(self) -> Layout:
@@ -148,17 +147,10 @@ def info(folder: Path) -> dict[str, Any]:
         "positive_share": manifest.positives / manifest.rows,
         "label_column": label.name,
         "label": f"a click: {rule}" if label.positive_from is None else f"a click from {label.positive_from:g} on",
-        "first": _date(times[0]) if times else None,
-        "last": _date(times[1]) if times else None,
+        "first": moment(times[0]) if times else None,
+        "last": moment(times[1]) if times else None,
         "columns": {one.name: one.describe() for one in manifest.columns},
     }
-
-
-def _date(microseconds: int) -> str:
-    """A date; times of the first year after 1970 are numbers that count something else."""
-    if not _YEAR_US < microseconds < 8000 * _YEAR_US:
-        return f"{microseconds / 1e6:,g}"
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def check(folder: Path) -> dict[str, object]:
@@ -167,6 +159,7 @@ def check(folder: Path) -> dict[str, object]:
     for column in open_arrays(folder, manifest.arrays, manifest.layout, manifest.rows).values():
         column.require(0, len(column))
     StoredColumns.of(folder, manifest)
+    read(folder, manifest.digest)
     return {"name": manifest.name, "folder": str(folder), "intact": True, "rows": manifest.rows}
 
 

@@ -25,8 +25,9 @@ from .options import ClickOptions
 _CHUNK = 1 << 18
 
 
-def clicks_of(dataset: Dataset) -> Dataset:
-    """A dataset of events as one of clicks, in the cache folder by the digest of the events and a store's version."""
+def clicks_of(dataset: Dataset) -> tuple[Dataset, Path]:
+    """A dataset of events as one of clicks, in the cache folder by the digest of the events and a store's version, and
+    the folder of the events."""
     from ..known.event_files import events_of
 
     store = events_of(dataset, notice_once)
@@ -42,7 +43,7 @@ def clicks_of(dataset: Dataset) -> Dataset:
             if not (folder / MANIFEST).is_file():
                 notice_once(f"converting the events of {store.name} to click rows once, in {folder}")
                 _convert(store, folder, names)
-    return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST)
+    return Dataset(name=dataset.name, kind="clicks", folder=folder, manifest=folder / MANIFEST), store.folder
 
 
 def _names(store: EventStore) -> dict[str, str]:

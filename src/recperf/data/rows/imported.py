@@ -9,25 +9,30 @@ Shapes: N rows, D dense features, S slots of ids, F sparse features.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...files import sha256
-from ..blocks import verified
-from ..config import SplitConfig
+from ..blocks import Column, verified
+from ..config import SplitConfig, SplitOptions
+from ..events.kinds import ANCHORS
 from ..files.values import MISSING as MISSING_TEXTS
+from ..known.opening import open_events
+from ..split.events import EventSplit, of_events
+from ..split.record import decided, facts_of, of_dataset, with_split
+from ..split.rows import RowSplit, default_of
 from ..tables import EMPTY, Rows, Split, SplitRows, Unknown, pyarrow
-from .clicks import mark_validation
 from .columns import UNSEEN, damaged, open_arrays
-from .encode import EARLIER, StoredColumns, encode_table, read_manifest
+from .encode import EARLIER, MANIFEST, ClickManifest, StoredColumns, encode_table, read_manifest
 
+T = TypeVar("T", bound=Any)
 RARE, MISSING, FIRST = 0, 1, 2
 """Rows of a table: of rare and new categories, of missing ones, and of the first listed category."""
 _AT_ONCE = 1 << 18
@@ -68,6 +73,46 @@ def open_clicks(folder: Path, split: SplitConfig) -> ImportedClicks:
     return ImportedClicks(folder, split)
 
 
+def divided(config: T) -> T:
+    """The config of a run on imported clicks with what decides their split."""
+    assert config.path is not None
+    return with_split(config, split_of(config.path, config))
+
+
+def split_of(folder: Path, config: SplitConfig, arrays: Mapping[str, Column] | None = None) -> RowSplit | EventSplit:
+    """How the rows in a folder are divided: as the events that they were made of, else row by row."""
+    if config.events is not None:
+        return of_events(open_events(config.events), config)
+    return of_rows(folder, config, arrays)
+
+
+def of_rows(folder: Path, options: SplitOptions, arrays: Mapping[str, Column] | None = None) -> RowSplit:
+    """The split of imported rows, whose arrays may be open already."""
+    folder = folder.expanduser()
+    manifest = read_manifest(folder)
+    arrays = arrays or open_arrays(folder, manifest.arrays, manifest.layout, manifest.rows)
+    default = partial(default_of, manifest.has_times)
+    return RowSplit(
+        name=manifest.name,
+        data=manifest.digest,
+        rows=manifest.rows,
+        options=decided(options, partial(of_dataset, folder, manifest.digest, default)),
+        users_N=_role(manifest, arrays, "user"),
+        items_N=_role(manifest, arrays, "item"),
+        times_N=arrays["times"][:] if "times" in arrays else None,
+    )
+
+
+def _role(manifest: ClickManifest, arrays: Mapping[str, Column], role: str) -> NDArray[np.int32] | None:
+    """The user or the item of every row, as codes; None where there is no such column, or one with several values."""
+    name, slot = getattr(manifest, role), 0
+    for one in manifest.columns:
+        if one.name == name:
+            return arrays["ids"][:][:, slot] if one.kind == "categorical" else None
+        slot += one.slots
+    return None
+
+
 class ImportedClicks(SplitRows):
     """The rows of an imported dataset as a model reads them; `order.ClickOrder` makes batches of them.
 
@@ -75,7 +120,7 @@ class ImportedClicks(SplitRows):
     """
 
     def __init__(self, folder: Path, split: SplitConfig) -> None:
-        self.folder, self.split = folder.expanduser(), split
+        self.folder = folder.expanduser()
         self.manifest = read_manifest(self.folder)
         self.columns = StoredColumns.of(self.folder, self.manifest)
         self.rows = self.manifest.rows
@@ -88,15 +133,27 @@ class ImportedClicks(SplitRows):
                 where={"folder": self.folder},
                 fix="import it with --categorical COLUMNS",
             )
-        valid = self._validation_rows()
-        train_N = np.flatnonzero(~valid)
-        chooses_N = self._chooses(train_N)
+        self.split = split_of(self.folder, split, self.arrays)
+        self.targets_N: NDArray[np.bool_] | None = None
+        """Of rows that were made of events: the held-out ones that are ranked."""
+        if isinstance(self.split, EventSplit):
+            valid_N, chooses_N, targets_N = self.split.of_anchors()
+            if len(valid_N) != self.rows:
+                raise damaged(self.folder / MANIFEST, "has other rows than the events that they were made of")
+            self.targets_N = targets_N[valid_N]
+        else:
+            valid_N, chooses_N = self.split.valid_N, self.split.chooses_N
+        if not split.validate:
+            chooses_N = np.zeros_like(chooses_N)
         self.index = {
-            "train": train_N,
-            "valid": np.flatnonzero(valid),
-            "fit": train_N[~chooses_N],
-            "choose": train_N[chooses_N],
+            "train": np.flatnonzero(~valid_N),
+            "valid": np.flatnonzero(valid_N),
+            "fit": np.flatnonzero(~(valid_N | chooses_N)),
+            "choose": np.flatnonzero(chooses_N),
         }
+        if not len(self.index["fit"]) or not valid_N.any():
+            what = f"nothing of {self.manifest.name} is left to {'score' if len(self.index['fit']) else 'train on'}"
+            raise DataError(what, where={"folder": self.folder}, fix="use more rows, or another data.split")
         self.rare: dict[str, tuple[int, int, float]] = {}
         """Of the features with such: how many categories share row 0, of how many, and their share of training rows."""
         if earlier := self.manifest.earlier:
@@ -229,14 +286,16 @@ class ImportedClicks(SplitRows):
     def role_ids(self, role: str, split: Split) -> NDArray[np.int64] | None:
         """The user or item of every row of a split, as codes of the whole file; None if the dataset has no such
         column."""
-        name = getattr(self.manifest, role)
-        if name not in self.keys:
-            return None
-        return self._slot(name)[self.index[split]].astype(np.int64)
+        codes_N = _role(self.manifest, self.arrays, role)
+        return None if codes_N is None else codes_N[self.index[split]].astype(np.int64)
 
     def taken(self, split: Split) -> NDArray[np.bool_]:
-        """Of which rows the user took the item."""
-        return self.labels(split) > 0
+        """Of which rows the user took the item: as the events say that they were made of, else those with a positive
+        label."""
+        if not isinstance(self.split, EventSplit):
+            return self.labels(split) > 0
+        labelled_E = (self.split.store.kinds(slice(None)) & np.uint8(ANCHORS)) > 0
+        return np.asarray(self.split.taken(slice(None))[labelled_E][self.index[split]])
 
     def own_ids(self, role: str) -> Sequence[str] | None:
         """The ids in the user's file by the codes that `role_ids` returns, "" for a missing one; None where the column
@@ -255,57 +314,27 @@ class ImportedClicks(SplitRows):
 
     def describe(self) -> dict[str, Any]:
         """Facts about the data for a result."""
-        times = self.times("valid")
+        note = self._split_note()
         return {
             "name": self.manifest.name,
             "digest": self.manifest.digest,
             "rows": self.rows,
             "train_rows": self.count("train"),
             "valid_rows": self.count("valid"),
-            "split": self.split.split + self._split_note(),
             "synthetic": False,
-            **(
-                {"held_out_from": int(times.min()) // 10**6} if self.split.split == "time" and times is not None else {}
-            ),
+            **(self.split.facts(note) if isinstance(self.split, EventSplit) else facts_of(self.split.record, note)),
         }
 
     def _split_note(self) -> str:
         """What takes the place of time, and what was drawn."""
         note = self.manifest.split_note
-        by_time = self.split.split in ("last", "time")
-        if by_time and "times" not in self.arrays and not note.startswith("; events without times"):
+        if (
+            isinstance(self.split, RowSplit)
+            and self.split.options.split in ("last", "time")
+            and not self.split.has_times
+        ):
             note = "; rows without times, in order of the file" + note
         return note
-
-    def _chooses(self, train_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which training rows choose the epoch; at least one is left to train on."""
-        chooses_N, share = np.zeros(len(train_N), bool), self.split.validation_share
-        count = min(round(share * len(train_N)), len(train_N) - 1)
-        if count < 1:
-            return chooses_N
-        if "times" in self.arrays and self.split.split != "random":
-            chooses_N[np.argsort(self.arrays["times"][train_N], kind="stable")[-count:]] = True
-        else:
-            chooses_N[np.linspace(0, len(train_N) - 1, count).astype(np.int64)] = True
-        return chooses_N
-
-    def _validation_rows(self) -> NDArray[np.bool_]:
-        user = self.manifest.user
-        by_user = self.split.split in ("last", "cold") and user in self.keys
-        by_time = self.split.split in ("last", "time") and "times" in self.arrays
-        return mark_validation(
-            self.split,
-            name=self.manifest.name,
-            rows=self.rows,
-            users=self._slot(user).astype(np.int64) if user and by_user else None,
-            times=self.arrays["times"][:] if by_time else None,
-        )
-
-    def _slot(self, name: str) -> NDArray[np.int32]:
-        """The codes of a column with one slot, of all rows."""
-        at = sum(self.slots[: self.keys.index(name)])
-        codes: NDArray[np.int32] = self.arrays["ids"][:][:, at]
-        return codes
 
     def _raw(self, name: str, index: NDArray[np.int64]) -> NDArray[Any]:
         if name not in self.arrays:

@@ -117,8 +117,9 @@ class Effects:
 class RunningRates:
     """Counts and shares as of a moment, for the model and for baselines; `RATES` names the columns."""
 
-    def __init__(self, store: EventStore, cut: int) -> None:
-        """Similarities of items are learned from events before `cut`, counts and shares from all before a query."""
+    def __init__(self, store: EventStore, cut: int, unknown_E: NDArray[np.bool_] | None = None) -> None:
+        """Similarities of items are learned from events before `cut`, counts and shares from all before a query;
+        nothing from the events in `unknown_E`, which are held out although later ones are trained on."""
         if store.events >= MOST_EVENTS:
             raise DataError(
                 f"running rates are kept for fewer than {MOST_EVENTS:,} events",
@@ -129,7 +130,8 @@ class RunningRates:
         self.by_second = store.stored_per_event > 1
         """Whether a user's events of the same second do not count: next to an event lie negatives drawn for it."""
         kinds_E = store.kinds(slice(0, store.events))
-        listens_N = np.flatnonzero(kinds_E & np.uint8(ANCHORS))
+        known_E = True if unknown_E is None else ~unknown_E
+        listens_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & known_E)
         positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
         times_N = store.times_E[listens_N].astype(np.int64)
         own_N = times_N if self.by_second else listens_N
@@ -156,7 +158,7 @@ class RunningRates:
         if store.events <= MOST_COMPARED_EVENTS:
             expected_E = np.zeros(store.events, np.float32)
             expected_E[listens_N] = expected_N
-            self.neighbours = Neighbours(store, expected_E, cut)
+            self.neighbours = Neighbours(store, expected_E, cut, known_E)
 
     def _fit_effects(
         self, users_N: Longs, own_N: Longs, items_N: Longs, times_N: Longs, positive_N: NDArray[np.bool_]
@@ -252,23 +254,24 @@ def _logarithm(count_B: Longs) -> Floats:
 class Neighbours:
     """Features of anchors and of other queries; `expected_E` are probabilities by user and item alone."""
 
-    def __init__(self, store: EventStore, expected_E: Singles, cut: int) -> None:
+    def __init__(self, store: EventStore, expected_E: Singles, cut: int, known_E: NDArray[np.bool_] | bool) -> None:
         self.store = store
         self.times_E = store.times_E[:].astype(np.int64)
         kinds_E = store.kinds(slice(0, store.events))
+        self.learned_E = (kinds_E & np.uint8(LISTENS) > 0) & known_E
         self.residuals_E = ((kinds_E & np.uint8(LISTEN_PLUS)) > 0).astype(np.float32) - expected_E
+        self.residuals_E *= known_E
         anchors_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & (self.times_E < cut))
         items_E = store.items_at(slice(0, store.events))
         self.listens_L = np.flatnonzero(kinds_E & np.uint8(LISTENS))
         """Positions of what a history may hold: not of what an import drew."""
-        counts_I = np.bincount(items_E[self.listens_L[self.times_E[self.listens_L] < cut]], minlength=store.items)
+        counts_I = np.bincount(items_E[self.learned_E & (self.times_E < cut)], minlength=store.items)
         frequent = np.sort(np.argsort(-counts_I, kind="stable")[:SIMILAR_ITEMS])
         self.rows = np.full(store.items, -1, np.int32)
         """Row of each item in the matrices; -1 for an item without similarities."""
         self.rows[frequent] = np.arange(len(frequent))
         self.items_E = self.rows[items_E]
         self.drawn = store.stored_per_event > 1
-        self.learned_E = kinds_E & np.uint8(LISTENS) > 0
         size = len(frequent)
         self.products_II, self.squares_II, self.users_II = (np.zeros((size, size), np.float32) for _ in range(3))
         self.cut, self.trained_E = cut, np.zeros((store.events, NEIGHBOUR_COLUMNS), np.float32)

@@ -15,8 +15,8 @@ import hashlib
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,9 +33,12 @@ from ...stop import poll
 from ..blocks import Column, StoredColumn
 from ..events.kinds import ANCHORS
 from ..events.store import EventStore
+from ..split.events import outermost
 from .config import WindowConfig
 
-Users = Literal["all", "train", "held-out"]
+Users = Literal["all", "train", "held-out", "fit", "choose"]
+"""Whose anchors. Without cuts: those of all users, of training users, of held-out ones. With cuts: all anchors, those
+before the held-out ones, the held-out ones; of those before them the ones to train on, and to choose the epoch by."""
 Longs = NDArray[np.int64]
 
 FORMAT, VERSION = "recperf-windows", 2
@@ -118,10 +121,13 @@ class WindowIndex:
     first_R: Column
     events_R: Column
     anchors_R: Column
+    cuts: tuple[Longs, Longs] | None = None
+    """For each user the positions from which on its events choose the epoch, and are held out; None: users are divided
+    by a hash."""
     _counts: dict[str, Longs] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def open(store: EventStore, config: WindowConfig) -> WindowIndex:
+    def open(store: EventStore, config: WindowConfig, cuts: tuple[Longs, Longs] | None = None) -> WindowIndex:
         """Open the index of a store; build it if it does not exist.
 
         Its folder is in the store, or in the user's cache folder if the store is read-only or a reference cache.
@@ -131,7 +137,7 @@ class WindowIndex:
         folders = [*([store.folder / "windows"] if store.layout == "packed" else []), home() / "windows"]
         for folder in folders:
             if (index := _read(folder / key, store, config, source)) is not None:
-                return index
+                return replace(index, cuts=cuts)
         for folder in folders[:-1]:
             with suppress(MachineError):
                 require_writable(folder)
@@ -148,7 +154,7 @@ class WindowIndex:
         if index is None:
             what = "the index of windows cannot be read back after it was written"
             raise MachineError(what, where={"folder": folder / key}, fix="check the disk")
-        return index
+        return replace(index, cuts=cuts)
 
     @cached_property
     def trains_U(self) -> NDArray[np.bool_]:
@@ -159,7 +165,9 @@ class WindowIndex:
         """Number of anchors of every window."""
         if users not in self._counts:
             values_R = self.anchors_R[:]
-            if users != "all":
+            if users != "all" and self.cuts is not None:
+                values_R = self._cut_counts(users)
+            elif users != "all":
                 values_R = values_R * self._selected(slice(0, len(values_R)), users)
             before_R1 = np.concatenate([[0], np.cumsum(values_R, dtype=np.int64)])
             self._counts[users] = np.diff(before_R1[self.offsets_W1])
@@ -176,17 +184,21 @@ class WindowIndex:
             )
         rows = slice(*self.offsets_W1[window : window + 2].tolist())
         self.verify(rows)
-        selected = slice(None) if users == "all" else self._selected(rows, users)
-        first, events = self.first_R[rows][selected], self.events_R[rows][selected].astype(np.int64)
+        if users == "all" or self.cuts is None:
+            selected = slice(None) if users == "all" else self._selected(rows, users)
+            first, events = self.first_R[rows][selected], self.events_R[rows][selected].astype(np.int64)
+            stated = int(self.anchors_R[rows][selected].sum(dtype=np.int64))
+        else:
+            first, events = self._cut(rows, users)
+            stated = int(self.counts(users)[window])
         if len(first) and (first.min() < 0 or (first + events).max() > self.store.events):
             raise _damaged(self.folder, self.store)
         ends, parts = np.cumsum(events), [np.empty(0, np.int64)]
         for part in np.split(np.arange(len(first)), np.searchsorted(ends, np.arange(CHUNK, ends[-1:].sum(), CHUNK))):
-            inside = np.repeat(first[part] - np.cumsum(events[part]) + events[part], events[part])
-            inside += np.arange(len(inside))
+            inside = _within(first[part], events[part])
             parts.append(inside[is_listen(self.store, inside)])
         positions = np.concatenate(parts)
-        if len(positions) != int(self.anchors_R[rows][selected].sum(dtype=np.int64)):
+        if len(positions) != stated:
             raise _damaged(self.folder, self.store)
         return positions
 
@@ -198,6 +210,27 @@ class WindowIndex:
         """Compare rows of the index with their digests; a difference is an error."""
         for column in (self.users_R, self.first_R, self.events_R, self.anchors_R):
             column.require(rows.start, rows.stop)
+
+    def _cut(self, rows: slice, users: Users) -> tuple[Longs, Longs]:
+        """First events and numbers of events of rows, as far as they lie between the cuts; 0 events where none do."""
+        assert self.cuts is not None
+        of_rows, (choosing_U, held_out_U) = self.users_R[rows], self.cuts
+        first, end = self.first_R[rows], self.first_R[rows] + self.events_R[rows].astype(np.int64)
+        if users in ("choose", "held-out"):
+            first = np.clip((choosing_U if users == "choose" else held_out_U)[of_rows], first, end)
+        if users != "held-out":
+            end = np.clip((choosing_U if users == "fit" else held_out_U)[of_rows], first, end)
+        return first, end - first
+
+    def _cut_counts(self, users: Users) -> Longs:
+        """Anchors of every row between the cuts: those of the index where a row is not cut."""
+        first, events = self._cut(slice(0, len(self.first_R)), users)
+        counts = self.anchors_R[:] * (events > 0)
+        cut = np.flatnonzero((events > 0) & (events < self.events_R[:]))
+        for part in np.array_split(cut, 1 + int(events[cut].sum()) // CHUNK) if len(cut) else ():
+            listens = is_listen(self.store, _within(first[part], events[part]))
+            counts[part] = np.add.reduceat(listens, np.cumsum(events[part]) - events[part], dtype=np.int64)
+        return np.asarray(counts, np.int64)
 
     def _selected(self, rows: slice, users: Users) -> NDArray[np.bool_]:
         users_R = self.users_R[rows]
@@ -245,6 +278,12 @@ def _read(folder: Path, store: EventStore, config: WindowConfig, source: IndexSo
     return index
 
 
+def _within(first: Longs, events: Longs) -> Longs:
+    """The positions of ranges of events, one range after the other."""
+    inside = np.repeat(first - np.cumsum(events) + events, events)
+    return inside + np.arange(len(inside))
+
+
 def is_listen(store: EventStore, which: slice | Longs) -> NDArray[np.bool_]:
     """Whether events are listens or negatives that an import drew: what can be an anchor."""
     return np.asarray((store.kinds(which) & np.uint8(ANCHORS)) != 0)
@@ -253,7 +292,8 @@ def is_listen(store: EventStore, which: slice | Longs) -> NDArray[np.bool_]:
 def build(store: EventStore, folder: Path, source: IndexSource) -> None:
     """Write the index of a store into an empty folder: one pass over the events, about 40 bytes of memory for a row."""
     low_U, high_U = store.user_first_U1[:-1] + source.min_history * store.stored_per_event, store.user_first_U1[1:]
-    start_U = _outermost(store, low_U, high_U, 1)
+    listens = partial(is_listen, store)
+    start_U = outermost(low_U, high_U, 1, listens)
     users_A = np.flatnonzero(start_U >= 0)
     if not len(users_A):
         longest = int(np.diff(store.user_first_U1).max(initial=0)) // store.stored_per_event
@@ -263,7 +303,7 @@ def build(store: EventStore, folder: Path, source: IndexSource) -> None:
             where={"store": store.folder},
             fix="lower window.min_history, or use a larger dataset",
         )
-    start_A, last_A = start_U[users_A], _outermost(store, low_U[users_A], high_U[users_A], -1)
+    start_A, last_A = start_U[users_A], outermost(low_U[users_A], high_U[users_A], -1, listens)
     t_min, t_max = int(store.times_E[start_A].min()), int(store.times_E[last_A].max())
     windows = -(-(t_max - t_min + 1) // source.seconds)
     if windows > MOST_WINDOWS:
@@ -300,21 +340,6 @@ def build(store: EventStore, folder: Path, source: IndexSource) -> None:
         columns=columns,
     )
     write_json(folder / MANIFEST, sealed(manifest))
-
-
-def _outermost(store: EventStore, low_U: Longs, high_U: Longs, step: int) -> Longs:
-    """The first (step 1) or last (step -1) listen of every user between low and high; -1 if there is none."""
-    position_U = np.full(len(low_U), -1, np.int64)
-    at_U = (low_U if step > 0 else high_U - 1).copy()
-    left = np.flatnonzero(low_U < high_U)
-    # Nearly every event is a listen: a few steps, each for all users at once, find almost all.
-    while len(left):
-        hit = is_listen(store, at_U[left])
-        position_U[left[hit]] = at_U[left[hit]]
-        left = left[~hit]
-        at_U[left] += step
-        left = left[(low_U[left] <= at_U[left]) & (at_U[left] < high_U[left])]
-    return position_U
 
 
 def _spans(store: EventStore, users_A: Longs, start_A: Longs, stop_A: Longs, t_min: int, seconds: int) -> NDArray[Any]:

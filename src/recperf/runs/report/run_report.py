@@ -66,12 +66,16 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     step = f"{fmt.time(performance.step_ms.p50)} a step" if performance.step_ms else "too few steps to time one"
     each = run.figures.communication.each if run.figures and run.figures.communication else []
     device = performance.device + (f", {len(each)} ranks" if each else "")
+    ranked = (
+        f"; one item of each of {count(result.data.valid_rows)} is ranked" if named(result.task).ranks_items else ""
+    )
     changes = (f"changed {change_text(change)}" for change in result.provenance.changes)
     notes = "; ".join([*result.quality.warnings, *left_out(result), *changes])
     facts: list[tuple[str, str | Cell]] = [
         ("quality", quality_fact(result)),
         *([("note", notes)] if notes else []),
         *([("time", fmt.waited(performance.waited))] if performance.waited else []),
+        ("held out", result.data.held_out_text + ranked),
         ("speed", f"{fmt.throughput(performance.steady)}, {step}, {device}"),
     ]
     if run.profile is None:

@@ -18,7 +18,7 @@ from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_ste
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
 from ...tasks import CLICK_LABELS
-from ...train.config import PLAIN, VALIDATION_SHARE, DLRMTrainConfig, FastConfig, settings_for_rows
+from ...train.config import PLAIN, DLRMTrainConfig, FastConfig, settings_for_rows
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -99,8 +99,7 @@ class DLRMDataConfig(SplitConfig, RandomBagsConfig):
         has_path = self.path is not None
         allowed = "the folder of imported rows with data.source clicks, else none"
         require(has_path == (self.source != "random"), "data.path", str(self.path), allowed)
-        validated = has_path or not self.validation_share
-        require(validated, "data.validation_share", self.validation_share, "0, or another with data.source clicks")
+        require(has_path or not self.validate, "data.validate", self.validate, "off, or on with data.source clicks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,15 +196,15 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
     """The config for imported clicks; another preset than the first keeps its layers and its training, and a config for
     other clicks all but the data."""
     if config.data.source == "clicks":
-        return replace(config, data=replace(config.data, path=dataset.folder))
+        return replace(config, data=replace(config.data, path=dataset.folder, boundary=None))
     from ...data.rows.encode import read_manifest
 
     assert dataset.folder is not None
-    manifest, share = read_manifest(dataset.folder), 0.0
+    manifest, validate = read_manifest(dataset.folder), False
     if config == experiment():
         config = clicks(manifest.rows, sum(column.categories for column in manifest.columns))
-        share = VALIDATION_SHARE if config.train.epochs > 1 else 0.0
-    data = DLRMDataConfig(source="clicks", path=dataset.folder, split=manifest.split, validation_share=share)
+        validate = config.train.epochs > 1
+    data = DLRMDataConfig(source="clicks", path=dataset.folder, validate=validate)
     return replace(config, data=data)
 
 
@@ -213,21 +212,25 @@ def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
     """The config for the listens of an event store as clicks."""
     from ...data.rows.from_events import clicks_of
 
-    return on_clicks(config, clicks_of(dataset))
+    rows, events = clicks_of(dataset)
+    config = on_clicks(config, rows)
+    return replace(config, data=replace(config.data, events=events))
 
 
 def resolve(config: DLRMWorkloadConfig) -> DLRMWorkloadConfig:
-    """With imported clicks: the tables and the number of dense features that the data has."""
+    """With imported clicks: the tables and the number of dense features that the data has, and what decides their
+    split."""
     if config.data.source != "clicks":
         return config
-    from ...data.rows.imported import open_clicks
+    from ...data.rows.imported import divided, open_clicks
 
-    assert config.data.path is not None
-    clicks = open_clicks(config.data.path, config.data.rows_split())
+    data = divided(config.data)
+    assert data.path is not None
+    clicks = open_clicks(data.path, data.rows_split())
     bottom = (len(clicks.dense_names), *config.model.bottom[1:])
     model = replace(config.model, features=clicks.keys, rows=clicks.table_rows, row_scale=1.0, bottom=bottom)
     several = clicks.slots if max(clicks.slots) > 1 else ()
-    return replace(config, model=model, data=replace(config.data, ids_per_feature=several))
+    return replace(config, model=model, data=replace(data, ids_per_feature=several))
 
 
 def max_ids(config: DLRMWorkloadConfig) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ from .config import (
     require_room,
     table_state,
 )
-from .data import EventWindows
+from .data import EventWindows, Part
 from .ranking import candidate_logits
 from .steps import AdamAndRows, InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder, SteppedModel, learning_rate
 
@@ -222,9 +222,9 @@ class HistoryTrial(Trial):
         ]  # fmt: skip
 
     def _evaluation_facts(self, at: Position) -> dict[str, Any]:
-        windows = self.prepared.windows_at(at)
-        rows = self.prepared.valid_order(windows).samples
-        return {"first_window": windows.start, "windows": len(windows), "rows": rows}
+        part = self.prepared.part_at(at)
+        rows = self.prepared.valid_order(part).samples
+        return {"first_window": part.windows.start, "windows": len(part.windows), "rows": rows}
 
     def samples(self, step: int) -> int:
         """Number of samples that were trained on after this many steps."""
@@ -234,9 +234,9 @@ class HistoryTrial(Trial):
     @torch.no_grad()
     def predictions(self, at: Position | None = None) -> Predictions:
         """Predictions for every anchor of the windows that are due; a rank scores its part of each batch."""
-        windows = self.prepared.windows_at(at)
-        logits_N, labels_N = self._scored(windows)
-        rows = self.prepared.rows_of(windows)
+        part = self.prepared.part_at(at)
+        logits_N, labels_N = self._scored(part)
+        rows = self.prepared.rows_of(part)
         return Predictions(logits_N, labels_N, rows.users_N, rows.items_N)
 
     @torch.no_grad()
@@ -244,6 +244,7 @@ class HistoryTrial(Trial):
         """The log loss of the rows that choose the epoch. A model that reads running rates gets their regression added,
         as far as it predicts these rows: training alone would have to find it again."""
         prepared, rates = self.prepared, self.model.rates
+        assert prepared.validation is not None
         if rates is None:
             return binary_metrics(*self._scored(prepared.validation))["log_loss"]
         rates.reset_added()
@@ -254,10 +255,10 @@ class HistoryTrial(Trial):
         blended_N = scale * logits_N.double() + share * torch.from_numpy(beside_N) + constant
         return binary_metrics(blended_N, labels_N)["log_loss"]
 
-    def _scored(self, windows: range) -> tuple[Tensor, Tensor]:
-        """Logits and labels of all anchors of windows."""
+    def _scored(self, part: Part) -> tuple[Tensor, Tensor]:
+        """Logits and labels of all anchors of a part."""
         self.model.eval()
-        inputs, scores = self.inputs(self.prepared.valid_order(windows)), SharedScores(current())
+        inputs, scores = self.inputs(self.prepared.valid_order(part)), SharedScores(current())
         for number, batch in enumerate(inputs.loader()):
             poll()
             own = inputs.inputs(batch)

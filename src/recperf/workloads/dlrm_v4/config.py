@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
+from ...data.config import EventSplitOptions
 from ...data.events.kinds import DAY_S
 from ...data.streaming.config import HistoryConfig, Leftover, WindowConfig
 from ...data.streaming.features import CROSSES
@@ -29,6 +30,8 @@ from ...train.config import GraphTrainConfig, SparseTrainConfig, TargetConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
+    from ...data.events.store import EventStore
+    from ...data.split.events import EventSplit
 
 ROLES = {
     "item_id": "items",
@@ -42,9 +45,13 @@ SMALLER = "smaller tables (--model.row-scale), a shorter --model.hstu.max-length
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventsConfig:
+class EventsConfig(EventSplitOptions):
     path: Path | None = None
     """Folder of an event store or of a cache of the MLPerf reference; default: the embedded synthetic events."""
+    split: Literal["windows", "time", "leave-one-out"] | None = None  # type: ignore[assignment]
+    """What is held out. windows: the last windows of time, or those that data.holdout-first and -windows name. time:
+    everything from a boundary on. leave-one-out: each user's last event. Default: of imported events as their split
+    says, of others windows."""
     events: int = 300_000
     """Approximate number of embedded synthetic events."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
@@ -52,11 +59,10 @@ class EventsConfig:
     holdout_first: int | None = None
     """First hold-out window, before which all are trained on; default: the hold-out is at the end."""
     holdout_windows: int = 1
-    """Number of hold-out windows, which are scored and never trained on; 0: as many of the last as hold about a fifth
-    of the anchors."""
-    validation_share: float = 0.0
-    """Share of the training anchors, the latest, that are not trained on but choose the epoch by their log loss; 0:
-    none, and the last epoch counts."""
+    """Number of hold-out windows, which are scored and never trained on."""
+    validate: bool = False
+    """With a split that is not windows: whether the part before what is held out chooses the epoch by its log loss and
+    is not trained on. Otherwise the last epoch counts."""
     baselines: Literal["bias", "all"] = "bias"
     """Simple rules scored beside the model. bias: majority, item bias, user and item bias, popularity, fitted to the
     training windows. all: also running means, item-kNN, gradient boosting and a regression on all running rates, which
@@ -68,12 +74,19 @@ class EventsConfig:
     """Threads that prepare batches in advance."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         within(1_000, self.events, 1 << 40, "data.events")
         if self.holdout_first is not None:
             within(1, self.holdout_first, 1 << 40, "data.holdout_first")
-        within(0, self.holdout_windows, 1 << 20, "data.holdout_windows")
-        require(0 <= self.validation_share < 1, "data.validation_share", self.validation_share, "0 to below 1")
+        within(1, self.holdout_windows, 1 << 20, "data.holdout_windows")
+        asked, by_windows = self.split not in (None, "windows"), self.windows.train_share < 1 or self.names_windows
+        require(not (asked and by_windows), "data.split", self.split, "windows with the windows or users to hold out")
         within(1, self.workers, 256, "data.workers")
+
+    @property
+    def names_windows(self) -> bool:
+        """Whether it says which windows are held out."""
+        return self.holdout_first is not None or self.holdout_windows != EventsConfig.holdout_windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +181,8 @@ class DLRMv4WorkloadConfig(TrialsConfig):
         self.distributed.require_tables(self.model.tables)
         longest, room, history = self.data.history.longest, self.model.max_history, self.data.history.length
         evaluated, optimizer = self.evaluate.every_windows or self.evaluate.every_share, self.train.table_optimizer
-        again = self.evaluate.on == "next-window" and self.train.epochs > 1
+        next_window = self.evaluate.on == "next-window"
+        again, divided = next_window and self.train.epochs > 1, self.data.split in ("time", "leave-one-out")
         fits = f"histories of at most {room:,} events: model.hstu.max_length less {self.model.context_tokens} context "
         for holds, name, value, allowed in (
             (longest <= room, "data.history.length", history, f"{fits}tokens and the candidate"),
@@ -178,6 +192,7 @@ class DLRMv4WorkloadConfig(TrialsConfig):
              "1 with mlperf.log: a log describes one training"),
             (not self.mlperf.log or optimizer == "rowwise-adagrad", "train.table_optimizer", optimizer,
              "rowwise-adagrad with mlperf.log, as the benchmark prescribes"),
+            (not (next_window and divided), "evaluate.on", self.evaluate.on, "holdout unless data.split is windows"),
             (not again, "train.epochs", self.train.epochs,
              "1 with evaluate.on next-window: a second epoch has already trained on it"),
         ):  # fmt: skip
@@ -225,13 +240,13 @@ def on_events(config: DLRMv4WorkloadConfig, dataset: Dataset) -> DLRMv4WorkloadC
     """The config for the events of a store, or for the embedded ones. The default preset follows the data; another
     config gets only the path."""
     if dataset.folder is None or config != laptop():
-        return replace(config, data=replace(config.data, path=dataset.folder))
+        return replace(config, data=replace(config.data, path=dataset.folder, boundary=None))
     return following(dataset.folder)
 
 
 def following(path: Path) -> DLRMv4WorkloadConfig:
-    """The laptop's sizes and a recipe for own events: the last fifth is held out, the windows before it choose the
-    epoch, sizes follow the data, and what a small log teaches is visible to the model from its first step."""
+    """The laptop's sizes and a recipe for own events: sizes follow the data, and what a small log teaches is visible to
+    the model from its first step."""
     from ...data.known.opening import open_events
     from . import own_data
 
@@ -239,7 +254,7 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     history, rates = own_data.history(store), own_data.rates_fit(store)
     data = replace(
         config.data, path=path, history=history, windows=own_data.windows(store),
-        holdout_windows=0, validation_share=0.1, baselines="all" if rates else "bias",
+        validate=True, baselines="all" if rates else "bias",
     )  # fmt: skip
     hstu = replace(
         config.model.hstu, max_length=history.longest + config.model.context_tokens + 1, dropout=own_data.DROPOUT
@@ -255,6 +270,29 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     # Scoring has no gradients to keep: in batches of a thousand it is twice as fast as in batches of training.
     evaluate = replace(config.evaluate, batch_size=1024)
     return replace(config, data=data, model=model, train=train, evaluate=evaluate)
+
+
+def resolve(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
+    """With what decides the split of own events."""
+    from ...data.known.opening import open_events
+    from ...data.split.record import with_split
+
+    if config.data.path is None:
+        return config
+    split = split_of(open_events(config.data.path), config)
+    data = replace(config.data, split="windows") if split is None else with_split(config.data, split)
+    return replace(config, data=data)
+
+
+def split_of(store: EventStore, config: DLRMv4WorkloadConfig) -> EventSplit | None:
+    """The split of events; None where windows are held out."""
+    from ...data.split.events import of_events
+
+    data = config.data
+    by_windows = data.names_windows or data.windows.train_share < 1 or config.evaluate.on == "next-window"
+    if data.split == "windows" or (data.split is None and not data.given and (store.imported is None or by_windows)):
+        return None
+    return of_events(store, data)
 
 
 def with_rows(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
@@ -340,6 +378,7 @@ DLRM_V4 = Workload(
     datasets={"events": on_events},
     serve="recperf.workloads.dlrm_v4.serve:ServedHistories",
     id_tables={f"tables.{name}{part}": role for name, role in ROLES.items() for part in ("", "_state")},
+    resolve=resolve,
     with_rows=with_rows,
     submission="recperf.workloads.dlrm_v4.build:submission",
 )

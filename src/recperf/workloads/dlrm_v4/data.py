@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,19 +32,24 @@ from ...execution.workload import MOST_ROWS, ScoredRows
 from ...train.baselines import MOST_CHOOSING, Rules, bias_logits, can_boost, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
-from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room
+from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room, split_of
 from .ranking import PART, EventCatalogue, Features, LastItems, Rule, gradient_boosting, regressed, running_means
 
 Positions = NDArray[np.int64]
 
-HELD_OUT = 0.2
-"""Share of the anchors, the latest, that the hold-out windows have unless a number of windows is requested."""
 MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most this many."""
 MOST_ROWS_BESIDE = 200_000
 """Anchors that the regression which is added to the model learns from."""
 MOST_ROWS_TO_FIT = 300_000
 """Gradient boosting learns from the newest training anchors, at most this many."""
+
+
+class Part(NamedTuple):
+    """Some anchors: those of a part of the events, or of some users, in consecutive windows."""
+
+    windows: range
+    users: Users
 
 
 def check(config: DLRMv4WorkloadConfig) -> str:
@@ -69,34 +74,36 @@ class EventWindows:
     def __init__(self, config: DLRMv4WorkloadConfig) -> None:
         self.config, data = config, config.data
         self.store = opened(data)
-        self.index = WindowIndex.open(self.store, data.windows)
-        try:
-            held_out = data.holdout_windows or _last_windows(HELD_OUT, self.index.counts())
-            before, self.holdout = divided(held_out, data.holdout_first, self.index.windows)
-        except DataError as error:
-            raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None
-        self.train_windows, self.validation = validated(data.validation_share, self.index.counts()[: len(before)])
-        self.scored_users: Users = "held-out" if data.windows.train_share < 1 else "all"
+        self.split = split_of(self.store, config)
+        self.index = WindowIndex.open(self.store, data.windows, None if self.split is None else self.split.cuts)
+        if self.split is None:
+            self.train, self.holdout = self._windows()
+            self.fitted, self.validation = self.train, None
+            """`train` are the anchors before those held out, of which `fitted` are trained on and those of
+            `validation` choose the epoch."""
+        else:
+            self.train, self.holdout, choosing = self._part("train"), self._part("held-out"), self._part("choose")
+            self.fitted = self._part("fit") if data.validate else self.train
+            self.validation = choosing if data.validate and choosing.windows else None
         train = self.train_order()
         # Without a batch to train on there is no next window.
-        self.valid_samples = self.valid_order(self.windows_at(None)).samples if train.samples else 0
+        self.valid_samples = self.valid_order(self.part_at(None)).samples if train.samples else 0
         """Number of anchors that are scored at the end of training."""
         if not self.valid_samples:
             what = "score" if train.samples else "train on"
             raise DataError(
                 f"there is no anchor to {what}", where={"store": self.store.folder}, fix="--data.windows.min-history"
             )
+        chosen = self.valid_order(self.validation).samples if self.validation else 0
         self.data = {
             "name": self.store.name,
             "digest": self.store.digest,
-            "rows": train.samples + self.valid_order(self.validation).samples + self.valid_samples,
+            "rows": train.samples + chosen + self.valid_samples,
             "train_rows": train.samples,
             "valid_rows": self.valid_samples,
-            "split": self._split(),
             "synthetic": self.store.synthetic,
+            **(self._window_facts() if self.split is None else self.split.facts(self.store.split_note)),
         }
-        if self.store.time_order == "time" and config.evaluate.on == "holdout":
-            self.data["held_out_from"] = self.index.t_min + self.holdout.start * data.windows.seconds
         if config.data.baselines == "all" and train.samples > MOST_CHOOSING:
             self.data["chosen_rows"] = MOST_CHOOSING
         left_out = int(train.counts_S.sum()) - train.samples
@@ -104,23 +111,42 @@ class EventWindows:
             self.data["skipped"] = {"anchors that fill no batch at the end of their window": left_out}
         self.target = bounds(config, neighbours=self.store.events <= MOST_COMPARED_EVENTS)
 
-    def _split(self) -> str:
-        train, scored, chosen = self.train_windows, self.windows_at(None), self.validation
-        validation = f", validated on {chosen.start} to {chosen.stop - 1}" if chosen else ""
-        users = ", held-out users" if self.scored_users == "held-out" else ""
-        users += self.store.split_note
-        scored_are = f"scored {scored.start} to {scored.stop - 1}{users}"
-        return f"windows {train.start} to {train.stop - 1}{validation}, {scored_are}"
+    def _windows(self) -> tuple[Part, Part]:
+        """The windows to train on, and those held out."""
+        data = self.config.data
+        try:
+            train, held_out = divided(data.holdout_windows, data.holdout_first, self.index.windows)
+        except DataError as error:
+            raise DataError(error.what, where={"store": self.store.folder, **error.where}, fix=error.fix) from None
+        return Part(train, "train"), Part(held_out, "held-out" if data.windows.train_share < 1 else "all")
+
+    def _part(self, users: Users) -> Part:
+        """The windows that have anchors of a part of a split."""
+        occupied = np.flatnonzero(self.index.counts(users))
+        return Part(range(occupied[0], occupied[-1] + 1) if len(occupied) else range(0), users)
+
+    def _window_facts(self) -> dict[str, Any]:
+        train, scored = self.train.windows, self.part_at(None).windows
+        users = ", held-out users" if self.holdout.users == "held-out" else ""
+        text = f"windows {train.start} to {train.stop - 1}, scored {scored.start} to {scored.stop - 1}{users}"
+        timed = self.store.time_order == "time" and self.config.evaluate.on == "holdout"
+        begin = self.index.t_min + self.holdout.windows.start * self.config.data.windows.seconds
+        return {"split": text + self.store.split_note, **({"held_out_from": begin} if timed else {})}
 
     @cached_property
     def rates(self) -> RunningRates:
         """Running rates of users and items, for the model and for baselines."""
-        return RunningRates(self.store, self.index.t_min + self._before.stop * self.config.data.windows.seconds)
+        cut = self.index.t_min + self.train.windows.stop * self.config.data.windows.seconds
+        if self.split is not None and self.split.moments is not None:
+            cut = self.split.moments[1]
+        return RunningRates(self.store, cut, self.unknown_E)
 
-    @property
-    def _before(self) -> range:
-        """The windows before the hold-out: simple rules learn from those that choose the epoch too."""
-        return range(self.validation.stop)
+    @cached_property
+    def unknown_E(self) -> NDArray[np.bool_] | None:
+        """Which events are held out where earlier and later ones are not; None where all held-out events are later."""
+        if self.split is None or self.split.kind == "time":
+            return None
+        return self.split.held_out(slice(0, self.store.events))
 
     @cached_property
     def plain(self) -> Histories:
@@ -135,8 +161,8 @@ class EventWindows:
     def verified(self) -> dict[str, int]:
         return self.store.verified()
 
-    def windows_at(self, at: Position | None) -> range:
-        """The windows an evaluation scores that far into training; at its end without a position."""
+    def part_at(self, at: Position | None) -> Part:
+        """What an evaluation scores that far into training; at its end without a position."""
         if self.config.evaluate.on == "holdout":
             return self.holdout
         window = _next_window(self.train_order(), at or Position(1, 0, 1))
@@ -146,46 +172,52 @@ class EventWindows:
                 where={"store": self.store.folder},
                 fix="--data.holdout-windows",
             )
-        return range(window, window + 1)
+        return Part(range(window, window + 1), self.holdout.users)
 
     def train_order(self) -> StreamOrder:
         data, batch_size = self.config.data, self.config.train.batch_size
-        return StreamOrder(
-            self.index, windows=self.train_windows, batch_size=batch_size, leftover=data.leftover, users="train"
-        )
+        windows, users = self.fitted
+        return StreamOrder(self.index, windows=windows, batch_size=batch_size, leftover=data.leftover, users=users)
 
-    def valid_order(self, windows: range) -> StreamOrder:
+    def valid_order(self, part: Part) -> StreamOrder:
         """Every anchor, whatever the batch size."""
         batch_size = self.config.evaluate.batch_size or self.config.train.batch_size
-        return StreamOrder(
-            self.index, windows=windows, batch_size=batch_size, leftover="carry", users=self.scored_users
-        )
+        return StreamOrder(self.index, windows=part.windows, batch_size=batch_size, leftover="carry", users=part.users)
 
-    def rows_of(self, windows: range) -> ScoredRows:
-        """The anchors of windows, in the order in which they are scored."""
-        positions_N = self._scored_positions(windows)
+    def rows_of(self, part: Part) -> ScoredRows:
+        """The anchors of a part, in the order in which they are scored."""
+        positions_N = self._scored_positions(part)
         labels_N = torch.from_numpy(self._labels(positions_N))
         if len(positions_N) > MOST_ROWS:
             return ScoredRows(labels_N)
         users_N = torch.from_numpy(self.store.users_of(positions_N))
         items_N = torch.from_numpy(self.store.items_at(positions_N))
+        targets_N = None
+        if self.split is not None:
+            targets_N = torch.from_numpy(np.isin(positions_N, self.split.targets("valid")[1]))
         # The events of a user lie in the order of time.
-        return ScoredRows(labels_N, users_N, items_N, times_N=torch.from_numpy(positions_N))
+        return ScoredRows(labels_N, users_N, items_N, torch.from_numpy(positions_N), targets_N)
 
     @cached_property
     def events(self) -> EventCatalogue:
         """The items that scored anchors are ranked among."""
-        newest_N, scored_N = self._newest_positions, self._scored_positions(self.windows_at(None))
+        newest_N, scored_N = self._newest_positions, self._scored_positions(self.part_at(None))
         users_N, items_N = self._newest_samples.ids_FN
-        happened_N = torch.from_numpy((self.store.kinds(newest_N) & np.uint8(DRAWN)) == 0)
-        repeats = repeated_share([(users_N[happened_N], items_N[happened_N])])
+        taken_N = torch.from_numpy(self._taken(newest_N))
+        repeats = repeated_share([(users_N[taken_N], items_N[taken_N])])
 
         def find_shares() -> RecentShares | None:
             # Items that appear after the training do not compete, so an anchor's own must not count either.
-            trained_N = np.isin(self.store.items_at(scored_N), items_N.numpy())
+            trained_N = np.isin(self.store.items_at(scored_N), items_N.numpy()) & (self.unknown_E is None)
             return self.shares(np.concatenate([newest_N, scored_N[trained_N]]))
 
-        return EventCatalogue(self.store, items_N, scored_N, repeats, find_shares)
+        return EventCatalogue(self.store, items_N, scored_N, repeats, self._taken, find_shares)
+
+    def _taken(self, which: slice | Positions) -> NDArray[np.bool_]:
+        """Of which events the user took the item; without a split of own data, of all that happened."""
+        if self.split is not None:
+            return self.split.taken(which)
+        return np.asarray((self.store.kinds(which) & np.uint8(DRAWN)) == 0)
 
     def shares(self, positions_N: Positions | None = None) -> RecentShares | None:
         """How likely users meet items, from these events, or from the newest of all; what counts as recent comes from
@@ -193,7 +225,7 @@ class EventWindows:
         if self.store.stored_per_event > 1:
             return None
         if positions_N is None:
-            positions_N = self._newest(range(self.index.windows), "all")
+            positions_N = self._newest(Part(range(self.index.windows), "all"))
         train, newest_N = self._newest_samples, self._newest_positions
         items = len(torch.unique(train.ids_FN[1]))
         fitted = RecentShares(train.ids_FN[1], self._times(newest_N), items).fitted(train.ids_FN[0], train.labels_N)
@@ -223,29 +255,29 @@ class EventWindows:
 
     @cached_property
     def _newest_positions(self) -> np.ndarray[Any, Any]:
-        return self._newest(self._before, "train")
+        return self._newest(self.train)
 
-    def _newest(self, windows: range, users: Users) -> np.ndarray[Any, Any]:
-        """The newest anchors, as many as simple rules learn from."""
+    def _newest(self, part: Part) -> np.ndarray[Any, Any]:
+        """The newest anchors, as many as simple rules learn from; also those that choose the epoch."""
         newest: list[np.ndarray[Any, Any]] = []
-        for window in reversed(windows):
-            newest.insert(0, self.index.anchors(window, users))
+        for window in reversed(part.windows):
+            newest.insert(0, self.index.anchors(window, part.users))
             if sum(map(len, newest)) >= MOST_BASELINE_ROWS:
                 break
         return np.concatenate(newest)[-MOST_BASELINE_ROWS:]
 
-    def _scored_positions(self, windows: range) -> np.ndarray[Any, Any]:
-        return np.concatenate([self.index.order(window, self.scored_users) for window in windows])
+    def _scored_positions(self, part: Part) -> np.ndarray[Any, Any]:
+        return np.concatenate([self.index.order(window, part.users) for window in part.windows])
 
     def _labels(self, positions_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return ((self.store.kinds(positions_N) & LISTEN_PLUS) > 0).astype(np.float32)
 
     def scored_rows(self) -> ScoredRows:
-        return self.rows_of(self.windows_at(None))
+        return self.rows_of(self.part_at(None))
 
     def baseline_logits(self) -> Mapping[str, Tensor]:
         """Logits of each baseline for the rows that are scored at the end of training."""
-        scored_N = self._scored_positions(self.windows_at(None))
+        scored_N = self._scored_positions(self.part_at(None))
         train, valid = self._newest_samples, self._samples(scored_N)
         features = cache(lambda: self._in_parts(self._features, scored_N))
         logits = Rules.of({**bias_logits(train, valid), "popularity": popularity(train, valid)})
@@ -274,8 +306,9 @@ class EventWindows:
     def rates_regression(self) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:
         """A regression on the running rates of the newest anchors that are trained on: weights, intercept, and logits
         of the anchors that choose the epoch, in their order."""
-        train_N = self._newest(self.train_windows, "train")[-MOST_ROWS_BESIDE:]
+        train_N = self._newest(self.fitted)[-MOST_ROWS_BESIDE:]
         weights_F, intercept = regression(self._in_parts(self.rates.of, train_N), self._labels(train_N))
+        assert self.validation is not None
         validated_N = self._scored_positions(self.validation)
         return (
             weights_F,
@@ -300,7 +333,7 @@ class EventWindows:
 
     @cached_property
     def _last_items(self) -> LastItems:
-        return LastItems(self.store, self.rates, self.config.data.history.scan)
+        return LastItems(self.store, self.rates, self.config.data.history.scan, self.unknown_E)
 
     def _features(self, queries: Queries) -> Features:
         return np.concatenate([self.rates.of(queries), self._last_items.of(queries)], 1)
@@ -314,14 +347,6 @@ class EventWindows:
             ids_FN=torch.from_numpy(ids),
             labels_N=torch.from_numpy(self._labels(positions_N)),
         )
-
-
-def _last_windows(share: float, counts_W: np.ndarray[Any, Any]) -> int:
-    """How many of the last windows, with at least one anchor, together come nearest to a share of all anchors; one
-    window, the first, is never among them."""
-    last_W = np.cumsum(counts_W[::-1])[:-1]
-    away_W = np.where(last_W > 0, np.abs(last_W - share * counts_W.sum()), np.inf)
-    return 1 + int(away_W.argmin()) if len(last_W) else 1
 
 
 def divided(held_out: int, first: int | None, windows: int) -> tuple[range, range]:
@@ -344,14 +369,6 @@ def divided(held_out: int, first: int | None, windows: int) -> tuple[range, rang
             fix="--data.holdout-first, or shorter --data.windows.seconds",
         )
     return range(first), range(first, stop)
-
-
-def validated(share: float, counts_W: np.ndarray[Any, Any]) -> tuple[range, range]:
-    """The windows to train on, at least one, and the last ones, which choose the epoch: together they come nearest to
-    the share of all anchors."""
-    windows = _last_windows(share, counts_W) if share and counts_W[1:].any() else 0
-    first = len(counts_W) - windows
-    return range(first), range(first, len(counts_W))
 
 
 def _next_window(order: StreamOrder, at: Position) -> int | None:

@@ -54,6 +54,8 @@ class EventCatalogue:
     positions_N: Positions
     """Events that are scored, in their order."""
     repeats: float
+    taken: Callable[[slice | Positions], NDArray[np.bool_]]
+    """Of which events the user took the item."""
     find_shares: Callable[[], RecentShares | None] = lambda: None
     """Computes `shares`, which only rankings need."""
     user_rows_are: str = "events before the row"
@@ -79,7 +81,8 @@ class EventCatalogue:
 
     @cached_property
     def items_I(self) -> Tensor:
-        return self.rows_I.nonzero().squeeze(1)
+        """Of an import all items; of others, whose catalogue may be of other events too, those of training anchors."""
+        return self.rows_I.nonzero().squeeze(1) if self.store.imported is None else torch.arange(1, self.store.items)
 
     @cached_property
     def _first_N(self) -> Positions:
@@ -100,10 +103,9 @@ class EventCatalogue:
         return self.rows_I[torch.from_numpy(self.store.items_at(self.positions_N))]
 
     def seen(self, row: int) -> Tensor:
-        """The items of the user's events before the anchor, without those that an import drew."""
+        """The items that the user took in events before the anchor."""
         before = slice(int(self._first_N[row]), int(self.positions_N[row]))
-        happened = (self.store.kinds(before) & np.uint8(DRAWN)) == 0
-        return torch.from_numpy(self.store.items_at(before)[happened])
+        return torch.from_numpy(self.store.items_at(before)[self.taken(before)])
 
 
 def recent(store: EventStore, shares: RecentShares) -> str:
@@ -178,11 +180,15 @@ class LastItems:
     """Columns of a query: the candidate and the last items as categories, hour, day of the week, and how often and with
     which share of positive labels the last items, and each of them with the candidate, came before."""
 
-    def __init__(self, store: EventStore, rates: RunningRates, scan: int) -> None:
+    def __init__(
+        self, store: EventStore, rates: RunningRates, scan: int, unknown_E: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Nothing is counted of the events in `unknown_E`."""
         self.store, self.rates = store, rates
         self.histories = Histories(store, HistoryConfig(length=LAST, strategy="last-n", scan=scan))
         kinds_E = store.kinds(slice(0, store.events))
-        listens_N = np.flatnonzero(kinds_E & np.uint8(ANCHORS))
+        known_E = True if unknown_E is None else ~unknown_E
+        listens_N = np.flatnonzero((kinds_E & np.uint8(ANCHORS) > 0) & known_E)
         items_N, times_N = store.items_at(listens_N), store.times_E[listens_N].astype(np.int64)
         positive_N = (kinds_E[listens_N] & np.uint8(LISTEN_PLUS)) > 0
         common = np.argsort(-np.bincount(items_N, minlength=store.items), kind="stable")[: baselines.MOST_CATEGORIES]

@@ -181,7 +181,7 @@ class ServedHistories(Served):
         return pyarrow().table({"item": self.items.values, "number": numbers, "artist": artists, "album": albums})
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, Queries]]:
-        order = self.windows.valid_order(self.windows.windows_at(None))
+        order = self.windows.valid_order(self.windows.part_at(None))
         together = self.block_rows // self.batch_size
         for first in range(0, len(order), together):
             numbers = range(first, min(first + together, len(order)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...data.next_item import NextItemData
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch
 from ...distributed.ranks import current
-from ...errors import DataError, MachineError, UsageError, notice_once
+from ...errors import DataError, MachineError, UsageError
 from ...execution.tables import placed_tables
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
@@ -91,8 +91,6 @@ class PreparedSequences(RankedSequences):
         self.config, self.length = config, config.model.max_length
         self.sequences = sequences_of(config, data)
         self.data, self.target = self.sequences.facts(), bounds(config)
-        if config.data.split == "leave-one-out" and self.sequences.data.times_E is not None:
-            notice_once("leave-one-out: training sees later events of other users; --data.split time holds them out")
         self.settings = settings_of(config)
         self.tiers = ALL_ROWS if config.rule is None else ALL_USED
         if config.some_rows:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...config import require, within
+from ...data.config import EventSplitOptions
 from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory
@@ -36,15 +37,13 @@ SMALL = 40_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequencesConfig:
-    """Sequences of items, and which of them are held out."""
+class SequencesConfig(EventSplitOptions):
+    """Sequences of items, and which of them are held out. With a split by time each user's first positive event from
+    the boundary on is ranked; the embedded sequences are split leave-one-out."""
 
     path: Path | None = None
     """Folder of an event store; default: embedded sequences. In these the group of the next item follows from the
     last two."""
-    split: Literal["leave-one-out", "time"] = "leave-one-out"
-    """Leave-one-out: the last item of each user is the test and the one before it the validation. time: of the latest
-    fifth of the events, each user's first is the test, and of the first half of them the validation."""
     seen: Literal["auto", "left-out", "kept"] = "auto"
     """Whether items of a user's history compete. auto: where over 5 % of the training events repeat an item."""
     validation_users: int = 2000
@@ -57,6 +56,8 @@ class SequencesConfig:
     """Items of each group in the embedded sequences."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.path is not None or self.split != "time", "data.split", self.split, "leave-one-out without data")
         within(0, self.validation_users, 1 << 40, "data.validation_users")
         within(10, self.users, 1 << 32, "data.users")
         within(2, self.groups, 1 << 12, "data.groups")
@@ -177,6 +178,7 @@ def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
     """The config for an event store. The default preset follows the data; another config gets its items only."""
     if dataset.folder is None:
         return config
+    config = replace(config, data=replace(config.data, boundary=None))
     sized = following(dataset.folder) if config == default() else config
     buckets = NextItemConfig.time_buckets if sized.start.run is None else sized.model.time_buckets
     model = replace(sized.model, items=0, time_buckets=buckets)
@@ -184,21 +186,18 @@ def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
 
 
 def following(path: Path) -> HSTUConfig:
-    """A model for the events of a store, whose sizes follow the events of a user. A user's own events with times are
-    held out by time."""
+    """A model for the events of a store, whose sizes follow the events of a user."""
     import numpy as np
 
     from ...data.known.opening import open_events
-    from ...data.next_item import NextItemData, usual_split
+    from ...data.next_item import NextItemData
 
-    store = open_events(path)
-    data = NextItemData.from_store(store)
+    data = NextItemData.from_store(open_events(path))
     counts_U, events = np.diff(data.offsets_U1), len(data.items_E)
     config = small() if events < SMALL else dense() if counts_U.mean() >= DENSE else sparse()
     longest = int(np.percentile(counts_U, 95))
     model = replace(config.model, max_length=min(config.model.max_length, max(10, longest)))
-    held_out = replace(config.data, split=usual_split(store))
-    return replace(config, data=held_out, model=model, train=replace(config.train, **training_for(data)))
+    return replace(config, model=model, train=replace(config.train, **training_for(data)))
 
 
 def training_for(data: NextItemData) -> dict[str, Any]:
@@ -212,15 +211,16 @@ def training_for(data: NextItemData) -> dict[str, Any]:
 
 
 def resolve(config: HSTUConfig) -> HSTUConfig:
-    """With the number of items that the data has, and without a bias by time where it has no times. A run that is
-    resumed with its table in another place keeps its optimizer."""
+    """With the number of items that the data has and what decides its split, and without a bias by time where it has no
+    times. A run that is resumed with its table in another place keeps its optimizer."""
     config = replace(config, train=replace(config.train, table_optimizer=config.optimizer))
     if config.data.path is None:
         return _embedded(config)
-    from ...data.known.opening import open_events
-    from ...data.next_item import NextItemData
+    from ...data.next_item import read
+    from ...data.split.record import with_split
 
-    data, model = NextItemData.from_store(open_events(config.data.path), config.data.split), config.model
+    data, model = read(config.data.path, config.data), config.model
+    config = replace(config, data=with_split(config.data, data.split))
     buckets = 0 if data.times_E is None else model.time_buckets
     values = data.values() if config.data.features else None
     rows = values.rows if values else 0

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.events.store import own_ids
-from ...data.known.opening import open_events
-from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of
+from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of, read
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, histories
 from ...distributed.balance import stride
 from ...distributed.ranks import current
@@ -43,21 +42,16 @@ def planted(config: SequencesConfig) -> PlantedSequences:
     return PlantedSequences(config.users, config.groups, config.group_items, EMBEDDED_SEED)
 
 
-def read(config: SequencesConfig) -> NextItemData:
-    if config.path is None:
-        return planted(config).data()
-    return NextItemData.from_store(open_events(config.path), config.split)
-
-
 class SequenceSource:
     """The sequences that a config names."""
 
     def __init__(self, config: SequencesConfig, data: NextItemData | None = None) -> None:
-        self.config, self.data = config, data or read(config)
+        self.config = config
+        self.data = data or (planted(config).data() if config.path is None else read(config.path, config))
         self.train, self.test = self.data.train(), self.data.test()
         if not len(self.test) or not len(self.train):
-            what = f"{self.data.name} has no user with an item to train on and one to predict"
-            raise DataError(what, fix="import events of users with at least three items")
+            what = f"{self.data.name} has no user with an item to train on and one to predict, split {self.data.kind}"
+            raise DataError(what, fix="another --data.split, or import events of users with at least three items")
 
     def describe(self) -> str:
         facts = self.facts()
@@ -65,19 +59,16 @@ class SequenceSource:
 
     def facts(self) -> dict[str, Any]:
         """What a result records about the data."""
-        store, events = self.data.store, len(self.data.items_E)
+        store, split = self.data.store, self.data.split
         note = "" if store is None or store.time_order == "time" else store.split_note
-        times_E, split_times = self.data.times_E, self.data.split_times
-        held_out_from = split_times[1] if split_times else int(times_E.max()) if times_E is not None else None
         return {
-            **({} if held_out_from is None else {"held_out_from": held_out_from}),
             "name": self.data.name,
             "digest": digest_of(self.data) if store is None else store.digest,
-            "rows": events,
+            "rows": len(self.data.items_E),
             "train_rows": int((self.train.ends_S - self.train.begins_S).sum()),
             "valid_rows": len(self.test),
-            "split": f"{self.config.split}{note}",
             "synthetic": store is None or store.synthetic,
+            **({"split": self.data.kind} if split is None else split.facts(note)),
         }
 
     @cached_property
@@ -141,7 +132,7 @@ class RankedSequences(Prepared):
             items_N=torch.from_numpy(data.items_E[self.sequences.test.positions_N].astype(np.int64)),
             catalogue=self.sequences.data.items,
             repeats=self.sequences.seen == "kept",
-            split=self.sequences.config.split,
+            split=self.sequences.data.kind,
             baseline_ranks=rules.then(lambda rule: self.ranks(self.sequences.test, rule).ranks_N),
         )
 

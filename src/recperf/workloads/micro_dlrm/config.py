@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ...data.config import MovieLensConfig
+from ...data.config import SPLIT_FIELDS, MovieLensConfig
 from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
@@ -14,7 +14,7 @@ from ...measure.cost import FLOAT, Cost
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...ops.table_rules import RULES, TableRule
 from ...tasks import BIASES, CLICK_LABELS
-from ...train.config import VALIDATION_SHARE, TableTrainConfig, settings_for_rows
+from ...train.config import TableTrainConfig, settings_for_rows
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -73,15 +73,15 @@ def on_clicks(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     """The config for imported clicks; `resolve` sets the tables. The default preset gets a recipe for its number of
     rows, and a config for other clicks keeps all but the data."""
     if config.data.has_clicks:
-        return replace(config, data=replace(config.data, path=dataset.folder))
+        return replace(config, data=replace(config.data, path=dataset.folder, boundary=None))
     from ...data.rows.encode import read_manifest
 
     assert dataset.folder is not None
-    manifest = read_manifest(dataset.folder)
-    split = manifest.split if config.data.split == default().data.split else config.data.split
-    data = replace(config.data, source="clicks", path=dataset.folder, split=split, validation_share=VALIDATION_SHARE)
+    # The default is the dataset's own split, not that of MovieLens.
+    none: dict[str, Any] = dict.fromkeys(SPLIT_FIELDS)
+    data = replace(config.data, source="clicks", path=dataset.folder, validate=True, **none)
     if config == default():
-        recipe = settings_for_rows(manifest.rows)
+        recipe = settings_for_rows(read_manifest(dataset.folder).rows)
         config = replace(dot(), train=replace(config.train, **recipe))
     return replace(config, data=data)
 
@@ -90,16 +90,22 @@ def on_events(config: MicroDLRMConfig, dataset: Dataset) -> MicroDLRMConfig:
     """The config for the listens of an event store as clicks."""
     from ...data.rows.from_events import clicks_of
 
-    return on_clicks(config, clicks_of(dataset))
+    clicks, events = clicks_of(dataset)
+    config = on_clicks(config, clicks)
+    return replace(config, data=replace(config.data, events=events))
 
 
 def resolve(config: MicroDLRMConfig) -> MicroDLRMConfig:
     """With imported clicks: the tables and the number of dense features that the data has."""
     if not config.data.has_clicks:
         return config
-    clicks = imported(config.data)
+    from ...data.rows.imported import divided
+
+    data = divided(config.data)
+    clicks = imported(data)
     bottom = (len(clicks.dense_names), *config.model.bottom[1:])
-    return replace(config, model=replace(config.model, features=clicks.keys, rows=clicks.table_rows, bottom=bottom))
+    model = replace(config.model, features=clicks.keys, rows=clicks.table_rows, bottom=bottom)
+    return replace(config, data=data, model=model)
 
 
 def estimate(config: MicroDLRMConfig) -> Estimate:

@@ -99,6 +99,7 @@ class Kind:
     build: str
     serve: str
     datasets: Mapping[str, Callable[[Any, Dataset], Any]]
+    resolve: Callable[[Any], Any]
 
 
 def click_bounds(config: ModuleConfig) -> dict[str, Any]:
@@ -115,16 +116,33 @@ def on_sequences(config: ItemModuleConfig, dataset: Dataset) -> ItemModuleConfig
     """The config for an event store; the default preset gets a training for its number of events."""
     if dataset.folder is None:
         return config
-    changed = replace(config, data=replace(config.data, path=dataset.folder))
+    changed = replace(config, data=replace(config.data, path=dataset.folder, boundary=None))
     if config != type(config)():
         return changed
     from ...data.known.opening import open_events
-    from ...data.next_item import NextItemData, usual_split
+    from ...data.next_item import NextItemData
 
-    store = open_events(dataset.folder)
-    training = training_for(NextItemData.from_store(store))
-    held_out = replace(changed.data, split=usual_split(store))
-    return replace(changed, data=held_out, train=replace(config.train, **training))
+    training = training_for(NextItemData.from_store(open_events(dataset.folder)))
+    return replace(changed, train=replace(config.train, **training))
+
+
+def divided_clicks(config: ModuleConfig) -> ModuleConfig:
+    """With what decides the split of imported clicks."""
+    if not config.data.has_clicks:
+        return config
+    from ...data.rows.imported import divided
+
+    return replace(config, data=divided(config.data))
+
+
+def divided_sequences(config: ItemModuleConfig) -> ItemModuleConfig:
+    """With what decides the split of events."""
+    if config.data.path is None:
+        return config
+    from ...data.next_item import read
+    from ...data.split.record import with_split
+
+    return replace(config, data=with_split(config.data, read(config.data.path, config.data).split))
 
 
 KINDS = {
@@ -135,6 +153,7 @@ KINDS = {
         build="recperf.workloads.torch_module.clicks:ModuleClicks",
         serve="recperf.workloads.torch_module.serve:served_clicks",
         datasets={"clicks": on_clicks, "movielens": on_movielens, "events": on_events},
+        resolve=divided_clicks,
     ),
     NEXT_ITEM.name: Kind(
         config=ItemModuleConfig,
@@ -143,6 +162,7 @@ KINDS = {
         build="recperf.workloads.torch_module.items:ModuleItems",
         serve="recperf.workloads.torch_module.serve:ItemModule",
         datasets={"events": on_sequences},
+        resolve=divided_sequences,
     ),
 }
 """By the name of a task."""
@@ -196,4 +216,5 @@ def torch_workload(
         build=prepared,
         serve=served,
         datasets=kind.datasets,
+        resolve=kind.resolve,
     )
