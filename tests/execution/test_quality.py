@@ -17,7 +17,7 @@ from recperf.execution import quality
 from recperf.execution.own_keys import keys_of, paired
 from recperf.execution.quality import Assessment, RankedRows
 from recperf.execution.workload import Predictions, Prepared, RankingConfig, ScoredRows
-from recperf.phases import Phases, phase
+from recperf.phases import Phases, phase, spent
 from recperf.runs.record import Run
 from recperf.train.baselines import Rules
 
@@ -197,6 +197,7 @@ def test_baselines_begin_until_the_time_of_the_training_and_more_is_over(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr("recperf.phases.monotonic", lambda: clock[0])
+    monkeypatch.setattr(quality, "spent", spent)
     with Phases().current() as phases:
         with phase("training"):
             clock[0] += 0.5

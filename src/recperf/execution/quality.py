@@ -51,6 +51,8 @@ SHARE = 0.2
 STEP_PASSES = 3
 """A training step has about the work of this many forward passes."""
 LEAST_USERS, MOST_USERS, LEAST_NEGATIVES = 100, 10_000, 100
+MOST_SCORED = 100_000_000
+"""Candidates of all ranked users together, where a number of users is asked for: minutes on a CPU."""
 LEAST_LISTED, MOST_LISTED = 20, 200
 MOST_RECORDED = 10_000
 """Users whose ranks are recorded, by which two runs are compared."""
@@ -347,6 +349,8 @@ class RankedRows:
             negatives = 0
             if users is None and budget // size < least:
                 negatives = budget // least
+        if users is not None and not negatives:
+            users = min(users, max(LEAST_USERS, MOST_SCORED // size))
         if users is None:
             users = min(MOST_USERS, budget // (min(negatives, size) or size))
             if users < least or 0 < negatives < min(size, LEAST_NEGATIVES):

@@ -327,6 +327,8 @@ class TrainingRun:
 
     def _execute(self) -> Result:
         """Train every unfinished seed, measure a window of steps and write result.json."""
+        import torch
+
         from ..measure.peaks import require as require_peaks
         from ..ops import choice
         from ..train.device import applied
@@ -352,6 +354,8 @@ class TrainingRun:
             self.reached = stopping_rule(self.workload.task, self.config, baselines, prepared.target)
             with phase("training"):
                 trial = self._train_seeds(started)
+            if prepared.settings.device.type == "cuda":
+                self.record.event("memory", device_bytes=torch.cuda.max_memory_allocated(prepared.settings.device))
             assessment.baselines()
             with phase("measuring", "measuring steps"):
                 # Importing it takes a second that no step waits for.

@@ -33,7 +33,8 @@ class RankingConfig:
     """How many users' first positive held-out row is ranked among other items after training, and among how many."""
 
     users: int | None = None
-    """Number of users; 0: none. Default: as many as add at most a fifth to the counted work of the training."""
+    """Number of users; 0: none. Among the whole catalogue at most as many as have 100 million candidates together, or
+    100. Default: as many as add at most a fifth to the counted work of the training."""
     negatives: int | None = None
     """Items drawn at random that each row is ranked among; 0: the whole catalogue. Default: the whole catalogue, or
     where that would leave fewer than 100 users, as many items as 100 users leave room for."""

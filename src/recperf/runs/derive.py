@@ -43,7 +43,7 @@ from .result import (
     Waited,
 )
 from .resume import reported_changes
-from .schemas import ChangeEvent, SampledScores, SavedScores, SegmentFacts, Timing
+from .schemas import ChangeEvent, MemoryEvent, SampledScores, SavedScores, SegmentFacts, Timing
 
 Json = dict[str, Any]
 
@@ -64,7 +64,15 @@ def result_of(
     fields in FINISHER."""
     config, data, progress = evidence.config, evidence.data, evidence.progress
     speed = speed_of(evidence.events(Timing))
-    performance = Performance(device=device, settings=settings, **speed, budget=None, waited=waited_of(progress.waited))
+    memory = [event.device_bytes for event in evidence.events(MemoryEvent)]
+    performance = Performance(
+        device=device,
+        settings=settings,
+        **speed,
+        budget=None,
+        waited=waited_of(progress.waited),
+        device_bytes=max(memory, default=None),
+    )
     if figures := evidence.figures:
         performance.budget, performance.mfu = budget_of(figures), mfu(figures, evidence.peaks, speed["steady"])
     return Result(
@@ -286,6 +294,7 @@ def add_detail(task: Task, quality: Quality, scores: SavedScores) -> None:
             lists=_means([seed.lists for seed in ranked]) or None,
             metrics=metrics,
             one_ms=ranked[-1].one_ms,
+            baseline_intervals={name: interval(rule.ndcg_replicates) for name, rule in facts.baselines.items()},
             baselines={name: rule.metrics for name, rule in facts.baselines.items()},
             interval=interval(combined(ndcg)),
             differences=tuple(

@@ -143,6 +143,8 @@ class Ranking(Struct, omit_defaults=True):
     """Of ndcg_10."""
     differences: tuple[Difference, ...]
     """Of ndcg_10, to every baseline, the best first."""
+    baseline_intervals: dict[str, Interval] | None = None
+    """Of ndcg_10."""
     repeats: bool | None = None
     """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their
     user."""
@@ -249,6 +251,8 @@ class Performance(Struct, omit_defaults=True):
     budget: dict[str, Number] | None
     """Share of each part in a step, sums to 1, from profile.json."""
     waited: Waited | None = None
+    device_bytes: int | None = None
+    """Peak memory that tensors took of the GPU of rank 0 until the end of training; None on a CPU."""
     mfu: Number | None = None
     """Counted FLOPs at the steady throughput over the peak of this machine; None: not measured for this
     precision and number of threads."""

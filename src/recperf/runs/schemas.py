@@ -242,6 +242,12 @@ class Timing(Event, kw_only=True):
     """The time of every step, without the warm-up."""
 
 
+class MemoryEvent(Event, kw_only=True):
+    """What tensors took of the GPU so far."""
+
+    device_bytes: Count
+
+
 class ChangeEvent(Event, kw_only=True):
     """A config field that differs from then on; `step` is the last step before."""
 
@@ -253,7 +259,7 @@ class ChangeEvent(Event, kw_only=True):
 
 
 KINDS: dict[str, type[Event]] = {
-    "step": Step, "metric": Scores, "training": Scores, "timing": Timing, "change": ChangeEvent
+    "step": Step, "metric": Scores, "training": Scores, "timing": Timing, "change": ChangeEvent, "memory": MemoryEvent
 }  # fmt: skip
 ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
 """Fields of `Scores` in the log that say where and when; the others are metrics."""

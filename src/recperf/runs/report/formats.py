@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from ... import units
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
 from ...tasks import TASKS
-from ..result import Difference, Interval, Overall, Throughput, Waited
+from ..result import Difference, Overall, Throughput, Waited
 
 NONE = "–"
 """Shown where a row has no value."""
@@ -137,9 +137,19 @@ def gain(ratio: float | None, range_: Sequence[float] | None = None) -> str:
     return f"{ratio:.2f}x" + (f" ({range_[0]:.2f}x to {range_[1]:.2f}x)" if range_ else "")
 
 
-def plus_minus(value: float, ends: Interval) -> str:
+class Ends(Protocol):
+    """An interval."""
+
+    @property
+    def low(self) -> float | None: ...
+
+    @property
+    def high(self) -> float | None: ...
+
+
+def plus_minus(value: float, ends: Ends) -> str:
     """A value with half of its interval: `0.785 ± 0.010`."""
-    half = (ends.high - ends.low) / 2
+    half = ((ends.high or 0.0) - (ends.low or 0.0)) / 2
     digits = 3 if half >= 0.0095 or half == 0 else min(6, 1 - math.floor(math.log10(half)))
     return f"{value:.{digits}f} ± {half:.{digits}f}"
 

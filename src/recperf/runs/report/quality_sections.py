@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from ...tasks import NDCG, Task, named, signed
 from ..derive import best_of, better_side, compared, leading_interval, limit_text
-from ..result import CalibrationBin, Difference, Metrics, Ranking, Result
-from .blocks import Block, Cell, Section, Table, Text, cells, table_of
+from ..result import CalibrationBin, Difference, Interval, Metrics, Ranking, Result
+from . import charts
+from .blocks import Block, Cell, Figure, Section, Table, Text, cells, table_of
 from .formats import NONE, baseline, count, metric, percent, place, plus_minus, sentence, stands
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
@@ -32,6 +33,32 @@ def sections(result: Result) -> list[Section]:
         Section("quality", "Quality", [*blocks, quality_table(result)]),
         *([Section("qualities", "Quality in detail", more)] if more else []),
     ]
+
+
+MOST_DOTS = 9
+"""Baselines in a picture, the best."""
+
+
+def picture(result: Result, key: str) -> Figure:
+    """The leading metric of the model beside those of its baselines."""
+    part, task = result.quality, named(result.task)
+    name, ends = task.leading, leading_interval(task, part)
+    known = part.ranking.baseline_intervals if task.ranks_items and part.ranking else part.baseline_intervals
+    own = charts.Dot(result.workload, part.metrics[name], *_ends(ends), is_model=True)
+    rules = [rule for rule in part.baselines if name in part.baselines[rule]]
+    rules = [rule for rule in rules if rule != "majority"] or rules
+    rows = [charts.Dot(baseline(rule), part.baselines[rule][name], *_ends((known or {}).get(rule))) for rule in rules]
+    rows = sorted(rows, key=lambda row: -signed(name, row.value))[:MOST_DOTS]
+    rows = sorted([own, *rows], key=lambda row: -signed(name, row.value))
+    lower = ", lower is better" if better_side(name) == "below" else ""
+    certain = "with 95 % intervals" if ends else "without intervals"
+    held_out = f"{count(result.data.valid_rows)} held-out {'users' if task.ranks_items else 'rows'}"
+    caption = f"{metric(name)}{lower}, {certain}: the model beside its baselines, on {held_out}."
+    return charts.dots_figure(f"{key}-picture", metric(name), rows, caption)
+
+
+def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (interval.low, interval.high) if interval else (None, None)
 
 
 def quality_table(result: Result) -> Table:

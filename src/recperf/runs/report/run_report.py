@@ -19,7 +19,7 @@ from . import charts, profile_report, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
-from .formats import NONE, NOT_MEASURED, count, metric
+from .formats import NONE, NOT_MEASURED, count, metric, sentence
 from .quality_sections import left_out, needed, outcome, quality_fact
 from .step_sections import advice_facts, headline, keyed
 
@@ -29,7 +29,6 @@ UNSTEADY = 1.25
 
 def report(run: Evidence, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
-    verdict = run.profile.verdict if run.profile else None
     listed = [*quality_sections.sections(run.result), *step_sections(run, key)]
     if short:
         listed = [section for section in listed if section.key in ("timeline", "quality", "budget")]
@@ -41,9 +40,10 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
         title=run.workload,
         name=run.name,
         subtitle=" · ".join(_subtitle(run.result)),
-        verdict=headline(verdict) if verdict else "What limits this run was not measured.",
-        measured=bool(verdict),
-        command="" if verdict else run.profile_command,
+        verdict=sentence(quality_fact(run.result)),
+        measured=True,
+        picture=quality_sections.picture(run.result, key),
+        command="" if run.profile else run.profile_command,
         facts=_facts(run),
         sections=arranged([*listed, reproduce(run)]),
     )
@@ -79,7 +79,7 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
         ("speed", f"{fmt.throughput(performance.steady)}, {step}, {device}"),
     ]
     if run.profile is None:
-        return [*facts, ("limit", NOT_MEASURED)]
+        return [*facts, ("limit", "what limits a step was not measured")]
     advice = profile_report.advice_of(run.profile, run.figures) if run.figures else None
     return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(advice)]
 
