@@ -391,6 +391,7 @@ def difference_to(
         standing=standing,
         units=units,
         by=by,
+        values=values,
         needed=round_up(units * (half / none) ** 2) if standing == "level" and none and half > none else None,
     )
 

@@ -94,6 +94,8 @@ class Difference(Interval, omit_defaults=True):
     """Users, or rows, that the replicates draw."""
     by: str = "users"
     """Whether they are users or rows."""
+    values: tuple[Number, Number] = (0.0, 0.0)
+    """Of the model, and of what it is compared with."""
     needed: int | None = None
     """How many of them would make the interval so narrow that only a difference without meaning could hide in it: 5 %
     of the AUC above 0.5, 10 % of NDCG@10. None where the interval excludes 0, or is that narrow."""

@@ -168,33 +168,33 @@ def _picture(table: BenchTable, key: str) -> Any:
 
 
 def _blocks(table: BenchTable, link: Link, key: str, *, drawn: bool) -> list[Block]:
-    best = next((row.to_best.baseline for row in table.rows if row.to_best), "the best")
-    head = ("", *map(metric, table.columns), f"beside {baseline(best)}", *COSTS, "run")
+    head = ("", *map(metric, table.columns), "beside the best", *COSTS)
     note = (
-        "Values with half of their 95 % interval over bootstrap samples. Differences are paired: both sides have the "
-        "same users, or rows, in each sample. Where the interval includes 0, there is no clear difference if it is "
-        "narrower than what matters (10 % of NDCG@10, 5 % of the AUC above 0.5); else so many would be needed to tell. "
-        "Training is the time from the first step to the end, over all seeds; memory is the peak of the GPU, or else "
-        "of the process; one user is the median time to score all items for a user and list the ten highest."
+        "Values with half of their 95 % interval over bootstrap samples. Differences to the best are paired: both "
+        "sides have the same users, or rows, in each sample. Where the interval includes 0, there is no clear "
+        "difference if it is narrower than what matters (10 % of NDCG@10, 5 % of the AUC above 0.5); else so many "
+        "would be needed to tell. Training is the time from the first step to the end, over all seeds; memory is the "
+        "peak of the GPU, or else of the process; one user is the median time to score all items for a user and list "
+        "the ten highest."
     )
-    lead = Text(f"{fmt.sentence(table.answer)} Scored: {table.scored}.")
-    return [
-        lead,
-        *([_picture(table, key)] if drawn else []),
-        Table(head, list(_rows(table, link)), note, left=(1 + len(table.columns),)),
-    ]
+    scored = f"Scored: {table.scored}."
+    lead: list[Block] = (
+        [Text(f"{fmt.sentence(table.answer)} {scored}"), _picture(table, key)] if drawn else [Text(scored)]
+    )
+    return [*lead, Table(head, list(_rows(table, link)), note)]
 
 
 def _rows(table: BenchTable, link: Link) -> Iterator[tuple[Cell, ...]]:
+    first = table.columns[0]
     for row in table.rows:
         place, model = row.to_best, row.model
+        tone_of = "strong" if model else ""
         values = [
-            Cell(value_of(row, name) if name in row.metrics else NONE, "strong" if model else "")
-            for name in table.columns
+            Cell(f"{row.metrics[name]:.4f}" if name in row.metrics else NONE, tone_of) for name in table.columns[1:]
         ]
         beside = Cell(NONE)
         if place is not None:
-            beside = Cell(fmt.plus_minus(place.difference, place), tone(place), second_line=fmt.place(place))
-        name = Cell(_title(row.name), "strong" if model else "", "accent" if model else "other")
-        run = Cell(Path(model.run).name, link=link(model)) if model else Cell(NONE)
-        yield cells(name, *values, beside, *_costs(row), run)
+            unclear = fmt.place(place) if place.standing == "level" else ""
+            beside = Cell(fmt.plus_minus(place.difference, place), tone(place), second_line=unclear)
+        name = Cell(_title(row.name), tone_of, "accent" if model else "other", link=link(model) if model else "")
+        yield cells(name, Cell(value_of(row, first), tone_of), *values, beside, *_costs(row))

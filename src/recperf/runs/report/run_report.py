@@ -19,7 +19,7 @@ from . import charts, profile_report, quality_sections
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
-from .formats import NONE, NOT_MEASURED, count, metric, sentence
+from .formats import NONE, NOT_MEASURED, count, metric
 from .quality_sections import left_out, needed, outcome, quality_fact
 from .step_sections import advice_facts, headline, keyed
 
@@ -40,7 +40,7 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
         title=run.workload,
         name=run.name,
         subtitle=" · ".join(_subtitle(run.result)),
-        verdict=sentence(quality_fact(run.result)),
+        verdict=quality_fact(run.result),
         measured=True,
         picture=quality_sections.picture(run.result, key),
         command="" if run.profile else run.profile_command,
