@@ -52,8 +52,11 @@ def make(
               "baselines": {}, "interval": {"low": 0.0, "high": 0.1}, "differences": [],
               "one_ms": own["one_ms"]}  # fmt: skip
     examples.change(folder, "result.json", "quality.ranking", detail)
+    examples.change(folder, "result.json", "quality.target", {"beat": None, "accuracy": None, "auc": None})
     if auc is None:
         examples.change(folder, "result.json", "task", "next-item")
+        examples.change(folder, "result.json", "quality.metrics", METRICS)
+        examples.change(folder, "result.json", "quality.baselines", {"popularity": METRICS})
     else:
         examples.change(folder, "result.json", "quality.baselines", {"item_bias": {"auc": auc[1], "log_loss": 0.6}})
     return BenchModel(workload=workload, run=str(folder), peak_bytes=300 << 20)

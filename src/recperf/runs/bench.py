@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from ..jsonfile import Number, Struct
@@ -16,7 +17,7 @@ from ..measure.records import Percentiles
 from ..tasks import ORACLES, RANKED, named, signed
 from .derive import combined, interval
 from .evidence import Evidence
-from .paired import FEWEST, RankedUsers, Row, candidates, common, difference, labels, ranked_users, scored_seeds
+from .paired import FEWEST, Longs, RankedUsers, Row, candidates, common, difference, labels, ranked_users, scored_seeds
 from .report import formats as fmt
 from .report.formats import baseline, count, metric
 from .result import Difference, Interval, Metrics
@@ -161,13 +162,13 @@ def _add_ranked(groups: dict[tuple[Any, ...], Group], model: BenchModel, run: Ev
         group.add(name, None, sampled.metrics, RankedUsers.of(facts.keys, [sampled]))
 
 
-def _users(group: Group, *more: RankedUsers) -> Any:
+def _users(group: Group, *more: RankedUsers) -> Longs:
     return common([*(side for _, _, side in group.rows.values() if isinstance(side, RankedUsers)), *more])
 
 
 def _table(group: Group) -> BenchTable:
     rows: list[tuple[str, BenchModel | None, Metrics, Row]] = []
-    keys = _users(group) if group.task == ITEMS else ()
+    keys = _users(group) if group.task == ITEMS else np.zeros(0, np.int64)
     for name, (model, metrics, measured) in group.rows.items():
         row = measured.row(keys) if isinstance(measured, RankedUsers) else measured or {}
         rows.append(
