@@ -34,6 +34,10 @@ class Task:
     """What is predicted, for which rows."""
     leading: str
     """The metric by which models are compared, with bootstrap replicates of its own and of baselines."""
+    chance: float = 0.0
+    """The leading metric of a model that knows nothing."""
+    matters: float = 0.1
+    """A difference in the leading metric below this share of the distance from chance counts as none."""
     choosing: str
     """The metric of rows that are neither trained on nor scored, by which the epoch is chosen."""
     lower: tuple[str, ...] = ()
@@ -87,6 +91,8 @@ CLICK_LABELS = Task(
     name="click-labels",
     summary="the label of a row, which is held out at random, by time or by user",
     leading="auc",
+    chance=0.5,
+    matters=0.05,
     choosing="validation_log_loss",
     lower=("log_loss", "calibration_error", "validation_log_loss"),
     bounds=("accuracy", AUC),
@@ -129,6 +135,7 @@ NEXT_ITEM = Task(
         "recent_popularity": "item popularity just before",
         "item_to_item": "counts of what follows the last items",
         "item_knn": "item-kNN",
+        "als": "matrix factorisation",
         "ease": "EASE",
     },
     held_out={
@@ -140,7 +147,7 @@ NEXT_ITEM = Task(
 
 BaselineName = Literal[
     "majority", "item_bias", "user_item_bias", "popularity", "logistic", "gradient_boosting", "running_means",
-    "item_knn", "rates_regression", "recent_popularity", "item_to_item", "ease",
+    "item_knn", "rates_regression", "recent_popularity", "item_to_item", "als", "ease",
 ]  # fmt: skip
 """The baselines of all tasks, which a target may name."""
 TASKS = (CLICK_LABELS, EVENT_LABELS, NEXT_ITEM)
@@ -166,6 +173,12 @@ def of(metrics: Iterable[str]) -> Task:
 
 def lower_is_better(metric: str) -> bool:
     return any(metric in task.lower for task in TASKS)
+
+
+def margin(metric: str, value: float) -> float | None:
+    """The difference in a leading metric that counts as none, of models that reach this value; None for another."""
+    task = next((task for task in TASKS if task.leading == metric), None)
+    return None if task is None else task.matters * abs(value - task.chance)
 
 
 def signed(metric: str, value: float) -> float:

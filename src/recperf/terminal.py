@@ -186,6 +186,8 @@ class Terminal:
         self._bar: Progress | None = None
         self._next = 0.0
         """When to draw or print again."""
+        self._said, self._again = "", 0.0
+        """The last line about work that takes long, and after how many seconds of it there is another."""
         self._unchecked = 0
         """Steps until the clock is read again: reading it at every step would cost more than some steps take."""
 
@@ -253,6 +255,16 @@ class Terminal:
         # Room for the ^C that a terminal writes behind the last line, which must not make it two.
         text = line[: max(0, self.screen.width - BAR_WIDTH - 4)]
         self._bar.update(self._bar.task_ids[0], completed=done, total=total or None, description=text, refresh=True)
+
+    def working(self, text: str, seconds: float) -> None:
+        """Show work that takes long; without a terminal a line now and then."""
+        if self.live and text:
+            self.draw(f"{text}  {seconds:.0f} s", 0, 0)
+        elif self.live:
+            self.close()
+        elif text and (text != self._said or seconds >= self._again):
+            self._said, self._again = text, seconds + LINE_S
+            self.say(f"{text} ({seconds:.0f} s so far)")
 
     def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None:
         if self._training is None:

@@ -209,7 +209,7 @@ def scores(seeds: int, auc: float) -> dict[str, Any]:
             "ndcg_replicates": [ndcg + one for one in off],
         }
         replicates, segments = [value + one for one in off], {"new_users": value - 0.02, "the_rest": value}
-        sampled = {"auc": value, "auc_replicates": replicates, "segments": segments}
+        sampled = {"leading": value, "replicates": {"auc": replicates}, "segments": segments}
         return {**sampled, **{name: ranked if name == "ranking" else one for name, one in more.items()}}
 
     bins = [{"predicted": 0.05 + 0.1 * i, "observed": 0.04 + 0.1 * i, "rows": 2000} for i in range(10)]
@@ -245,7 +245,7 @@ def result(name: str, workload: str, seeds: int, auc: float) -> dict[str, Any]:
     each = [{"seed": 42 + i, "metrics": metrics(auc + 0.002 * i - 0.001 * (seeds - 1))} for i in range(seeds)]
     budget = {"data": 0.06, "embedding": 0.06, "bottom": 0.06, "interaction": 0.03, "top": 0.08, "loss": 0.05}
     return {
-        "schema": 3,
+        "schema": 4,
         "workload": workload,
         "run": name,
         "quality": {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import chromium
+import example_bench as benches
 import example_profiles as profiles
 import example_runs as examples
 import example_traces as traces
@@ -17,13 +18,16 @@ from recperf.cli import main
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile import StepProfile
 from recperf.measure.trace_evidence import analyse_file
-from recperf.runs.report import page, trace_report
+from recperf.runs.report import bench, page, trace_report
 from recperf.runs.report.profiles import report_of
 from recperf.runs.step_report import Report
 
 pytestmark = pytest.mark.skipif(chromium.BINARY is None, reason="no Chromium here: apt-get install chromium")
 
-FIGURES = {"full": 5, "bare": 1, "compared": 3, "eager": 5, "ranks": 5, "script": 2, "trace": 3, "plan": 1, "plans": 2}
+FIGURES = {
+    "full": 6, "bare": 2, "compared": 5, "eager": 5, "ranks": 5, "script": 2, "trace": 3, "plan": 1, "plans": 2,
+    "bench": 2,
+}  # fmt: skip
 """How many figures a page has, its timeline and those in folded parts included."""
 SCREENS = 4 * 900
 
@@ -47,6 +51,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         **{name: page.save(report_of(one, peaks), home / f"{name}.html") for name, one in profile.items()},
         "script": of_program(profiles.eager()).page(home / "script.html"),
         "trace": page.save(report_of(analyse_file(trace), viewer=trace_report.viewer(trace)), home / "trace.html"),
+        "bench": page.save(bench.report(benches.bench_of(home / "b"), bench.beside(home)), home / "bench.html"),
         "plan": home / "plan.html",
         "plans": home / "plans.html",
     }

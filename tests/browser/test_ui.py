@@ -7,18 +7,21 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import chromium
+import example_bench as benches
 import example_profiles as profiles
 import example_runs as examples
 import pytest
 from test_page import of_program
 
 from recperf.cli import main
+from recperf.jsonfile import as_json
 from recperf.runs.record import PROFILE_MARK
 from recperf.runs.ui import server
 
@@ -27,13 +30,19 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Two finished runs, one with a name that is markup; one that is writing; one whose files are damaged."""
+    """Two finished runs, one with a name that is markup; one that is writing, one that was stopped long ago; one whose
+    files are damaged; and a bench."""
     folder = tmp_path / "runs"
     one = examples.make_run(folder / "one", seeds=3)
     examples.make_run(folder / HOSTILE, auc=0.75, measured=())
-    for name, content in (("live", (one / "config.json").read_text()), ("damaged", '{"schema": ')):
+    config = (one / "config.json").read_text()
+    for name, content in (("live", config), ("halted run", config), ("damaged", '{"schema": ')):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(content)
+    data = json.loads((one / "result.json").read_text())["data"]
+    (folder / "halted run" / "data.json").write_text(json.dumps({**data, "name": "shop"}))
+    os.utime(folder / "halted run" / "config.json", (1_700_000_000, 1_700_000_000))
+    (folder / "models" / "bench.json").write_text(json.dumps(as_json(benches.bench_of(folder / "models"))))
     shutil.copytree(one, folder / "bench" / "inner")
     (folder / "bench" / "inner" / "result.json").write_text("[1, 2]")
     (folder / "live" / "events.jsonl").write_text(examples.events(1, 40))
@@ -80,12 +89,26 @@ def test_it_lists_what_is_there_and_changes_nothing(home: Path, port: int) -> No
         "live": "running",
         "damaged": "damaged",
         "bench/inner": "damaged",
+        "halted run": "stopped",
+        "models": "bench",
+        **{f"models/{name}": "finished" for name in ("one", "two", "items")},
     }
     assert {name: run["state"] for name, run in runs.items()} == states
-    assert runs["one"]["quality"] == "AUC 0.8212 (0.812 to 0.832)"
+    assert runs["one"]["quality"] == "AUC 0.821 ± 0.010"
     assert (runs["one"]["speed"], runs["one"]["limit"]) == ("215,052 samples/s", "dispatch")
     assert (runs["program"]["workload"], runs["program"]["limit"]) == ("program", "launch")
     assert ask(port, "/run?run=program")[0] == 200
+    assert (runs["one"]["data"], runs["one"]["outcome"]) == ("movielens-like", "target met")
+    halted = runs["halted run"]
+    assert (halted["data"], halted["date"][:10]) == ("shop", time.strftime("%Y-%m-%d", time.localtime(1_700_000_000)))
+    assert halted["resume"] == f"recperf run --resume '{home / 'halted run'}'"
+    assert [name for name, run in runs.items() if run["resume"]] == ["halted run"]
+    assert runs["models"]["data"] == "shop"
+    assert runs["models"]["quality"].startswith("Take items: NDCG@10 0.")
+    status, page = ask(port, "/run?run=models")
+    assert status == 200
+    assert 'href="/run?run=models/items"' in page
+    assert ask(port, "/run?run=models/items")[0] == 200
     assert "config.json" in runs["damaged"]["problem"]
     assert "result.json" in runs["bench/inner"]["problem"]
     status, page = ask(port, "/compare?run=one&run=%3Cimg%20src%3Dx%20onerror%3Dalert%281%29%3E")
@@ -148,9 +171,11 @@ def test_the_command_names_what_is_wrong(home: Path, port: int, capsys: pytest.C
 def test_in_a_browser(home: Path, port: int) -> None:
     with chromium.Browser() as browser:
         browser.open(f"http://127.0.0.1:{port}/")
-        browser.wait("document.querySelectorAll('#list tbody tr').length === 6")
+        browser.wait("document.querySelectorAll('#list tbody tr').length === 11")
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
         row = "[...document.querySelectorAll('#list tr')].find(row => row.dataset.run === '{}')"
         assert "config.json" in browser.value(f"{row.format('damaged')}.textContent")
+        assert "recperf run --resume" in browser.value(f"{row.format('halted run')}.textContent")
         assert browser.value("document.querySelectorAll('img').length") == 0
         browser.wait("document.querySelector('.live figcaption').textContent.includes('after step 40')")
         with (home / "live" / "events.jsonl").open("a") as file:

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from recperf import locations
-from recperf.runs.derive import best_of
 from recperf.runs.evidence import Evidence
-from recperf.runs.report import bench as benches
-from recperf.runs.report.bench import BenchModel
+from recperf.runs.schemas import SavedScores
 from recperf.workloads import benching
 
 Call = Callable[..., tuple[int, str, str]]
@@ -42,45 +40,60 @@ from recperf.train import baselines
 measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = 0.0
 measuring.ROUNDS = 2
 baselines._MOST_TREES = 60
+from recperf.workloads.hstu import config
+config.training_for = lambda data: {"batch_size": 16, "epochs": 4, "patience": 2}
 sys.exit(main(sys.argv[1:]))
 """
-"""A command that measures steps only for a moment."""
+"""A command that trains few epochs and measures steps only for a moment."""
 
 
-def test_bench_puts_models_and_baselines_of_one_split_into_one_table(
+def test_bench_says_which_model_to_take_in_one_table_for_each_task(
     call: Call, tmp_path: Path, runs_without_torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benching, "child", lambda command: [sys.executable, "-c", SHORT, *command[3:]])
     log = write(tmp_path / "log.csv")
     assert call("data", "import", log, "--label", "clicked", "--name", "seen")[0] == 0
-    columns = ["--categorical", "user,item", "--item", "item", "--time", "time"]
-    assert call("data", "import", "--clicks", log, "--label", "clicked", *columns, "--name", "shop")[0] == 0
     runs_without_torch("bench", "--help")
-    assert call("bench", "--data", "shop", "--models", "hstu")[0] == 2
+    assert call("bench", "--data", "seen", "--models", "micro-dlrm-dram")[0] == 2
 
-    code, out, err = call("bench", "--data", "shop", "--models", "micro-dlrm", "--out", "b", "--json", "--quiet")
+    code, out, err = call("bench", "--data", "seen", "--models", "micro-dlrm,hstu", "--out", "b", "--json", "--quiet")
     assert code == 0, err
     bench = json.loads(out)
     assert bench == json.loads(Path("b/bench.json").read_text())
-    labels = next(table for table in bench["tables"] if table["task"] == "labels")
-    quality = Evidence(Path("b/micro-dlrm")).result.quality
-    assert {row["name"] for row in labels["rows"]} == {"micro-dlrm", *quality.baselines}
-    own = next(row for row in labels["rows"] if row["name"] == "micro-dlrm")
-    best = best_of(quality.differences)
-    assert best is not None
-    assert (own["standing"]["baseline"], own["standing"]["standing"]) == (best.baseline, best.standing)
-    for name, ends in own["intervals"].items():
-        assert ends["low"] < own["metrics"][name] < ends["high"]
-    assert len(own["intervals"]) == 2
-    assert own["model"]["seconds"] > 0
-    assert own["model"]["peak_bytes"] > 50 << 20
+    items, labels = bench["tables"]
+    runs = {name: Evidence(Path("b") / name) for name in ("micro-dlrm", "hstu")}
+    scores = {name: run.file("scores.json", SavedScores) for name, run in runs.items()}
+    # Both rank the same item of each user among the same items.
+    facts = [one.ranking for one in scores.values()]
+    assert facts[0] is not None
+    assert facts[1] is not None
+    assert facts[0].keys == facts[1].keys
+    assert (facts[0].catalogue, facts[0].negatives, facts[0].repeats) == (40, 0, facts[1].repeats)
+    assert items["units"] == len(facts[0].keys) > 30
+    quality = runs["hstu"].result.quality
+    assert {row["name"] for row in items["rows"]} >= {"micro-dlrm", "hstu", "als", "ease", *quality.baselines}
+    by_name = {row["name"]: row for row in items["rows"]}
+    assert by_name["hstu"]["metrics"]["ndcg_10"] == pytest.approx(quality.metrics["ndcg_10"])
+    assert by_name["ease"]["metrics"]["ndcg_10"] == pytest.approx(quality.baselines["ease"]["ndcg_10"])
+    differing = [row for row in items["rows"] if row["to_best"]]
+    assert len(differing) == len(items["rows"]) - 1
+    for row in differing:
+        assert row["to_best"]["low"] <= row["to_best"]["difference"] <= row["to_best"]["high"]
+    assert {row["name"] for row in labels["rows"]} == {"micro-dlrm", *runs["micro-dlrm"].result.quality.baselines}
+    for row in (by_name["micro-dlrm"], by_name["hstu"]):
+        assert row["model"]["peak_bytes"] > 50 << 20
+        assert row["model"]["waited"] > row["model"]["seconds"] > 0
+        assert row["model"]["one_ms"]["p50"] > 0
     page = Path("b/bench.html").read_text()
-    assert "micro-dlrm" in page
-    assert "against the best baseline" in page
+    assert '<a href="hstu/report.html">hstu</a>' in page
+    assert Path("b/hstu/report.html").is_file()
 
-    models = [BenchModel(workload=name, run="b/micro-dlrm") for name in ("one", "another")]
-    merged = benches.bench("shop", "clicks", models).tables[0]
-    assert sorted(row.name for row in merged.rows) == sorted(["one", "another", *quality.baselines])
+    code, out, _ = call("compare", "b/micro-dlrm", "b/hstu")
+    assert code == 0
+    assert out.startswith("micro-dlrm → hstu · different models\n  quality   NDCG@10 ")
+    assert "slower" not in out
+    code, _, err = call("compare", "b/micro-dlrm", "b/hstu", "--gate", "5%")
+    assert (code, "different models" in err) == (2, True)
 
     for file in locations.dataset_folder("seen").rglob("*"):
         if file.is_file() and file.name != "store.json":

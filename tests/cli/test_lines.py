@@ -24,9 +24,9 @@ from recperf.data.known import movielens_like
 from recperf.jsonfile import sealed
 from recperf.measure.profile import StepProfile
 from recperf.runs.report.blocks import render
-from recperf.runs.report.formats import of_ceiling, sides, stands
+from recperf.runs.report.formats import of_ceiling, place, plus_minus, stands
 from recperf.runs.report.profiles import report_of
-from recperf.runs.result import Difference
+from recperf.runs.result import Difference, Interval
 from recperf.workloads import WORKLOADS
 
 Call = Callable[..., tuple[int, str, str]]
@@ -140,12 +140,17 @@ def test_help_is_short_and_help_all_has_every_field(
     assert "Default: ib400." in printed("plan --help", 110), "in the short help too"
 
 
-def test_signs_of_intervals_are_said() -> None:
-    facts = {"metric": "auc", "baseline": "it", "below_zero": 0.0, "seeds": 1}
+def test_a_difference_is_said_with_half_of_its_interval_or_why_it_is_not_known() -> None:
+    facts = {"metric": "auc", "baseline": "it", "below_zero": 0.0, "seeds": 1, "units": 100}
     level = Difference(low=-0.0271, high=0.0101, difference=-0.0049, standing="level", **facts)
-    assert stands(level) == "level with it (0.0271 below to 0.0101 above)"
-    above = Difference(low=0.0443, high=0.0566, difference=0.05, standing="above", **facts)
-    assert stands(above) == "0.0500 above it (0.0443 to 0.0566 above)"
-    assert sides(-0.02, -0.01) == "0.0100 to 0.0200 below"
+    assert stands(level) == "no clear difference from it (-0.005 ± 0.019)"
+    level.needed = 1800
+    assert stands(level) == "not enough users to tell from it (100; about 1,800 are needed)"
+    assert place(level) == "not enough users to tell (100; about 1,800 are needed)"
+    below = Difference(low=-0.0566, high=-0.0442, difference=-0.05, standing="below", **facts)
+    assert (stands(below), place(below)) == ("0.0500 ± 0.0062 below it", "below")
+    for half, text in ((0.0102, "0.785 ± 0.010"), (0.0096, "0.785 ± 0.010"), (0.0094, "0.7850 ± 0.0094"),
+                       (0.00071, "0.78500 ± 0.00071"), (0.0, "0.785 ± 0.000")):  # fmt: skip
+        assert plus_minus(0.785, Interval(low=0.5 - half, high=0.5 + half)) == text
     assert of_ceiling(7.49, "memory") == "in a cache"
     assert of_ceiling(1.08, "compute") == "100%"

@@ -65,7 +65,6 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
     found = compared(tmp_path, change, workload="other", measured=())
     said = "; ".join([*found.warnings, *found.notes])
     for what in (
-        "different workloads: micro-dlrm and other",
         "different task, data or split",
         "machine: 0",
         "commit: 4",
@@ -73,8 +72,10 @@ def test_what_is_not_comparable_is_said(tmp_path: Path) -> None:
         assert what in said
     assert "different devices: cpu and NVIDIA H200" in said
     assert not found.comparable
+    assert not found.same_model
     assert found.limits == ("dispatch", None)
-    assert (found.step.says, found.groups) == ("gone", {})
+    assert (found.step.says, found.step.change, found.groups) == ("another model", None, {})
+    assert summary(found) == "Different models; dispatch → not measured."
 
 
 def quality(value: float | None, spread: float | None, auc_bound: float | None = None) -> Any:

@@ -146,8 +146,8 @@ def test_seeds_are_drawn_again_in_every_replicate() -> None:
 
 def standing(*replicates: float) -> Difference:
     scores = {"rows": 5000, "rows_digest": "a", "by": "rows", "units": 5000}
-    model = {"auc": 0.5, "auc_replicates": list(replicates), "rows_digest": "a"}
-    rule = {"auc": 0.25, "auc_replicates": [0.0] * len(replicates)}
+    model = sampled(0.5, *replicates, rows_digest="a")
+    rule = sampled(0.25, *[0.0] * len(replicates))
     (row,) = detailed({**scores, "seeds": {"1": model}, "baselines": {"rule": rule}}).differences
     return row
 
@@ -174,8 +174,30 @@ def test_a_model_is_above_a_baseline_if_the_whole_interval_is() -> None:
     assert (zeros.standing, zeros.below_zero, zeros.low, zeros.high) == ("level", 0.0, 0.0, 0.0)
 
 
+def test_where_an_interval_is_too_wide_the_number_of_users_that_would_tell_is_stated() -> None:
+    # The interval of evenly spread replicates is 0.95 of their range.
+    def compared(half: float, values: tuple[float, float], units: int, metric: str = "auc") -> Difference:
+        spread = [half / 0.95 * value / 500 for value in range(-500, 501)]
+        return derive.difference_to("rule", metric, values, [spread], [[0.0] * 1001], units=units, by="rows")
+
+    # 5 % of what 0.7 is above chance are 0.01. Three times that half width takes nine times the rows.
+    row = compared(0.03, (0.7, 0.68), 1000)
+    assert (row.needed, row.units, row.by, row.difference) == (9000, 1000, "rows", pytest.approx(0.02))
+    assert compared(0.0125, (0.68, 0.7), 1000).needed == 1600
+    assert compared(0.0099, (0.7, 0.68), 1000).needed is None
+    # 10 % of the better NDCG.
+    assert compared(0.0216, (0.0271, 0.0520), 100, "ndcg_10").needed == 1800
+    # A metric that leads no task has no such bound, and a clear difference needs nothing.
+    assert compared(0.03, (0.7, 0.68), 1000, "log_loss").needed is None
+    assert derive.difference_to("rule", "auc", (0.7, 0.6), [[0.1] * 9], [[0.0] * 9], units=9).needed is None
+    assert [derive.round_up(count) for count in (1.2, 9.5, 10.0, 101.0, 1725.6, 99_400.0)] == [
+        2, 10, 10, 110, 1800, 100_000
+    ]  # fmt: skip
+
+
 def sampled(auc: float | None, *replicates: float, **more: Any) -> dict[str, Any]:
-    return {"auc": auc, "auc_replicates": list(replicates), **more}
+    replicated = {"auc": list(replicates), **more.pop("probability_replicates", {})}
+    return {"leading": auc, "replicates": replicated, **more}
 
 
 SCORES = {

@@ -242,6 +242,35 @@ def test_every_tenth_row_chooses_where_none_are_named(monkeypatch: pytest.Monkey
     assert (part.labels_N.tolist(), part.ids["a"].tolist(), part.before["b"].tolist()) == ([3, 5], [0, 2], [1, 1])
 
 
+def test_of_many_rows_some_choose_the_columns_and_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 rows every fourth one, of which a tenth chooses; all are fitted, with as many trees as many rows carry."""
+    monkeypatch.setattr(baselines, "MOST_CHOOSING", 30)
+    monkeypatch.setattr(baselines, "FEWEST_TREES", 7)
+    labels_N = (torch.arange(100) % 3 == 0).float()
+    train = feature_rows(labels_N, {"a": torch.arange(100) % 5})
+    sizes: list[tuple[int, int]] = []
+    fitted: list[tuple[int, int]] = []
+
+    def stub(choices: list[ColumnSet], fitted_N: Any, choosing_M: Any) -> tuple[int, int]:
+        sizes.append((len(fitted_N), len(choosing_M)))
+        return 0, 3
+
+    class Model:
+        def __init__(self, trees: int) -> None:
+            self.trees = trees
+
+        def fit(self, train_NF: Any, labels_N: Any) -> None:
+            fitted.append((len(train_NF), self.trees))
+
+    monkeypatch.setattr(baselines, "choose", stub)
+    monkeypatch.setattr(baselines, "untrained", lambda labels_N, trees, is_category: Model(trees))
+    assert of_clicks(train) is not None
+    assert of_clicks(replace(train, chooses_N=torch.arange(100) >= 80)) is not None
+    assert (sizes, fitted) == ([(22, 3), (20, 5)], [(100, 7), (100, 7)])
+    of_clicks(train.at(torch.arange(30)))
+    assert (sizes[-1], fitted[-1]) == ((27, 3), (30, 3))
+
+
 def test_few_categories_are_columns_and_many_become_mean_labels() -> None:
     """Numbers below 254 are categories of their own; from there on labels of four other folds are averaged."""
     draw, labels_N = clicks(60, 4)

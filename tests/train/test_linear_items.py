@@ -46,7 +46,8 @@ def test_it_ranks_above_popularity_where_users_keep_to_a_group() -> None:
         name="groups", items=80, users=200, offsets_U1=12 * np.arange(201),
         items_E=np.concatenate(items).astype(np.int32), times_E=None,
     )  # fmt: skip
-    (scorer,) = linear_baseline(data).values()
+    (make,) = linear_baseline(data).values()
+    scorer = make()
     popular = torch.from_numpy(np.bincount(data.items_E, minlength=81)[1:].astype(np.float64))
     own, other = (
         rank(data, data.test(), score, seen="left-out").metrics()["ndcg_10"]

@@ -132,7 +132,8 @@ def test_differences_are_paired_and_combine_the_seeds() -> None:
     resampling = Resampling(len(users_N), users_N)
 
     def sampled(logits_N: torch.Tensor, **more: Any) -> dict[str, Any]:
-        return {"auc": auc(logits_N, labels_N), "auc_replicates": resampling.auc(logits_N, labels_N), **more,
+        replicates = {"auc": resampling.auc(logits_N, labels_N)}
+        return {"leading": auc(logits_N, labels_N), "replicates": replicates, **more,
                 "segments": {}, "calibration": []}  # fmt: skip
 
     model = [
@@ -150,11 +151,11 @@ def test_differences_are_paired_and_combine_the_seeds() -> None:
     assert best is not None
     assert (best.baseline, best.seeds, best.below_zero) == ("good", 2, 0.0)
     assert best.difference == pytest.approx(
-        (model[0]["auc"] + model[1]["auc"]) / 2 - scores["baselines"]["good"]["auc"]
+        (model[0]["leading"] + model[1]["leading"]) / 2 - scores["baselines"]["good"]["leading"]
     )
     assert best.low < best.difference < best.high
     # The same users: far narrower than the two intervals beside each other.
-    alone = interval(combined([seed["auc_replicates"] for seed in model]))
+    alone = interval(combined([seed["replicates"]["auc"] for seed in model]))
     assert best.high - best.low < 0.5 * (alone.high - alone.low)
     assert not quality.warnings
 

@@ -66,7 +66,7 @@ def test_baselines_are_what_counting_by_hand_gives() -> None:
     trained = [one[:-2] if len(one) > 2 else one for one in SEQUENCES]
     counts = Counter(item for one in trained for item in one)
     test = data.test()
-    scorers = baselines(data)
+    scorers = {name: make() for name, make in baselines(data).items()}
     assert scorers["popularity"](test)[0].tolist() == [counts[item] for item in range(1, 6)]
     assert item_counts(data).tolist() == [counts[item] for item in range(1, 6)]
 
@@ -105,7 +105,7 @@ def test_baselines_are_what_counting_by_hand_gives() -> None:
 def test_recent_popularity_counts_training_events_of_a_time_before_the_target() -> None:
     sequences = [[1] * 3 + [2] * 5 + [3, 3], [2] * 2 + [1] * 6 + [4, 4]]
     data = data_of(sequences, times=True)
-    recent = baselines(data)["recent_popularity"]
+    recent = baselines(data)["recent_popularity"]()
     targets = Targets(np.array([0, 1, 0]), np.array([9, 13, 4]))
     seconds = recent.seconds  # type: ignore[attr-defined]
     events = [(100 * at, item) for one in sequences for at, item in enumerate(one[:-2])]
@@ -177,7 +177,8 @@ def test_baselines_need_little_more_memory_for_more_events(monkeypatch: pytest.M
     for users in (500, 1500):
         data = large(users)
         tracemalloc.start()
-        baselines(data)
+        for make in baselines(data).values():
+            make()
         peaks[len(data.items_E)] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     (few, low), (many, high) = peaks.items()

@@ -139,7 +139,7 @@ def test_what_follows_from_the_last_two_items_is_learned() -> None:
     config = resolve(replace(config, train=replace(config.train, batch_size=16, device="cpu", threads=1)))
     prepared = PreparedSequences(config)
     ranking = prepared.ranking()
-    hits = {name: ranking.metrics(ranks_N)["hit_rate_10"] for name, ranks_N in ranking.baseline_ranks().items()}
+    hits = {name: ranking.metrics(ranks_N)["hit_rate_10"] for name, ranks_N in ranking.baseline_ranks.items()}
     possible = hits.pop("planted")
     assert max(hits.values()) < 0.8 * possible
     assert reached(prepared, 0.9 * possible) >= 0.9 * possible

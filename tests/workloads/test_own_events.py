@@ -236,21 +236,17 @@ def test_a_run_on_own_events(
 ) -> None:
     monkeypatch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
     command = ["run", "dlrm-v4", "--data", str(store.folder), "--json", "--no-peaks", "--no-report"]
-    assert main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout", "0.3", "--train.epochs", "2"]) in (
-        0,
-        5,
-    )
+    assert main([*command, "--run-dir", str(tmp_path / "run"), "--data.holdout", "0.3", "--train.epochs", "2"]) == 0
     result = json.loads(capsys.readouterr().out)
     quality = result["quality"]
     running = {"running_means", "item_knn", "gradient_boosting", "rates_regression"}
     assert {*running, "popularity"} <= quality["baselines"].keys()
-    assert quality["target"]["beat"] == "best"
-    # The table, the sentence and the exit code are of one opinion: better by more than the interval, or not met.
+    assert (quality["target"]["beat"], quality["met"]) == (None, True)
     best = quality["differences"][0]
     assert {row["metric"] for row in quality["probabilities"]} == {"log_loss", "calibration_error"}
     assert all(row["low"] <= row["difference"] <= row["high"] for row in quality["probabilities"])
     assert 0 < quality["ranking"]["lists"]["coverage"] <= 1
-    assert quality["met"] == (best["standing"] == "above") == (best["low"] > 0)
+    assert (best["standing"] == "above") == (best["low"] > 0)
     kept = min(json.loads(line)["validation_log_loss"] for line in metric_lines(tmp_path / "run"))
     assert quality["metrics"]["validation_log_loss"] == kept
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["config"]

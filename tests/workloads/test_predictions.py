@@ -96,10 +96,15 @@ def test_a_candidate_scores_what_a_row_with_its_item_scores(make: Callable[[], A
     alone = torch.stack([trial.candidate_logits(rows_P, other.expand_as(rows_P)) for other in others], 1)
     torch.testing.assert_close(together, alone.flatten(), atol=1e-5, rtol=1e-5)
     assert (alone.std(1) > 1e-3).all()
-    row = int(rows_P[3])
-    same_user = (predictions.users_N == predictions.users_N[row]).nonzero()[0]
-    assert catalogue.user_rows_N[row] >= len(catalogue.seen(row).unique())
-    assert set(catalogue.seen(row).tolist()) == set(catalogue.seen(int(same_user[0])).tolist()) or make is histories
+    row, rows = int(rows_P[3]), prepared.scored_rows()
+    own_N = (rows.users_N == rows.users_N[row]) & (rows.times_N < rows.times_N[row])
+    seen = set(catalogue.seen(row).tolist())
+    assert seen >= set(rows.items_N[own_N].tolist())
+    if make is clicks:
+        trained_N = catalogue.users_N == rows.users_N[row]
+        assert len(seen - set(rows.items_N[own_N].tolist())) == int(trained_N.sum()) == catalogue.user_rows_N[row]
+    else:
+        assert len(seen) <= catalogue.user_rows_N[row]
 
 
 def test_a_column_that_holds_the_label_is_named(tmp_path: Path) -> None:

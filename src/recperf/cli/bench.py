@@ -14,9 +14,10 @@ from ..errors import MachineError, UsageError
 from ..terminal import Terminal, conclude, page_optional
 from .parse import OutputOptions, parse
 
-DESCRIPTION = """Train every model that can train on a dataset, each with its default settings for that data, and put
-models and baselines into one table per task and split: quality with intervals, standing against the best baseline,
-training time and memory. A model that fails is named with its error; the others go on."""
+DESCRIPTION = """Train every model that can train on a dataset, each with its default settings for that data, and say
+which to take: for each task one table of models and baselines, scored on the same users or rows, with their
+differences, training time, memory, and the time of one recommendation. A model that fails is named with its error; the
+others go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +43,11 @@ def command(arguments: list[str]) -> int:
     data = datasets.find(options.dataset)
     result, folder = train_all(data, models=options.models, seeds=options.seeds, folder=options.out, say=terminal.say)
     from ..runs.report import page
-    from ..runs.report.bench import report
-    from ..runs.report.blocks import render
+    from ..runs.report.bench import beside, report, text
 
-    shown = report(result, folder)
-    terminal.say(render(shown, verbose=True))
+    terminal.say(text(result))
     with page_optional(terminal):
-        terminal.facts(("page", str(page.save(shown, folder / "bench.html"))))
+        terminal.facts(("page", str(page.save(report(result, beside(folder)), folder / "bench.html"))))
     terminal.facts(("runs", str(folder)))
     error = None
     try:

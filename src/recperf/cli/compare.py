@@ -38,6 +38,9 @@ def command(arguments: list[str]) -> int:
         raise UsageError(what, fix="recperf compare OLD NEW")
     gate = parse_gate(options.gate) if options.gate is not None else None
     comparison = compare(*map(load, options.paths))
+    if gate is not None and not comparison.same_model:
+        what = "these are runs of different models, whose steps are different work: --gate has nothing to hold"
+        raise UsageError(what, fix="recperf compare OLD NEW, without --gate")
     slower = comparison.regressions(gate) if gate is not None else []
     error = failure(comparison, gate) if gate is not None else None
     if options.json:
@@ -46,7 +49,7 @@ def command(arguments: list[str]) -> int:
     from ..runs.compare_report import ROWS, report, times
 
     lines = [render(report(comparison), verbose=options.verbose)]
-    if not options.verbose:
+    if not options.verbose and comparison.same_model:
         lines += render_block(times(comparison, ROWS // 2 if comparison.quality else ROWS))
     if gate is not None and error is None:
         lines.append(f"gate: nothing got slower by more than {gate * 100:.4g}%")

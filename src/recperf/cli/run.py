@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..config import to_json
@@ -42,6 +43,7 @@ def as_rank(work: Callable[[list[str], Ranks], int], arguments: list[str]) -> in
 
 def run_here(arguments: list[str], world: Ranks) -> int:
     """Run the command in this process: alone, as one of several ranks, or as their launcher."""
+    began = monotonic()
     FLAG.poll()
     choice = choose(arguments, known=(*SOURCES, START))
     options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
@@ -65,6 +67,7 @@ def run_here(arguments: list[str], world: Ranks) -> int:
         allow_change=options.allow_change,
         loggers=options.log,
         peaks=options.peaks,
+        began=began,
     )
     if options.ranks or world.size > 1:
         from ..distributed.launch import require_ranks

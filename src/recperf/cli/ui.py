@@ -13,8 +13,9 @@ from ..errors import DataError, MachineError
 from ..terminal import print_text
 from .parse import parse
 
-DESCRIPTION = """Show all runs of a folder in a browser: quality, speed and limit of each, curves of running ones, the
-page of a run, two runs compared. Reads only, and answers only this computer. Ctrl-C ends it."""
+DESCRIPTION = """Show all runs and benches of a folder in a browser: dataset, date, quality, target, speed and limit of
+each, curves of running ones, how to resume stopped ones, the page of a run or bench, two runs compared. Reads only, and
+answers only this computer. Ctrl-C ends it."""
 
 
 @dataclass(frozen=True, kw_only=True)

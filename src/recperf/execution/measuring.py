@@ -56,7 +56,8 @@ SECONDS = 12.0
 OBSERVED_SECONDS = 0.8
 """Time of all observed steps together, without what tracing and counting add; long steps take longer."""
 REPEAT_SECONDS = 20.0
-"""How long steps, and a pair, are measured again while other work takes much of the cores."""
+"""How long steps take at most for which they are measured a second time beside much other work, and how long a pair is
+measured again."""
 EAGER = Counts(warm=1, plain=1, traced=1, counted=2)
 """Steps of a CUDA graph that are taken without it, to know the work of its kernels."""
 TRACED = 8
@@ -162,7 +163,8 @@ def measure_window(
         measured.append((seen, WorkloadFigures(**asdict(budget), overhead=cost, tables=tables), observer))
         # Without ceilings nothing is claimed about what limits a step.
         quiet = peaks is None or (seen.other_work or 0.0) <= DISTURBED
-        if not subject.alone or quiet or monotonic() - began > REPEAT_SECONDS:
+        # A machine that was busy twice is busy.
+        if not subject.alone or quiet or len(measured) > 1 or monotonic() - began > REPEAT_SECONDS:
             break
     seen, figures, observer = min(measured, key=lambda one: one[0].other_work or 0.0)
     ceilings = ceilings_of_profile(figures, peaks)

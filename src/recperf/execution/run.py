@@ -25,6 +25,7 @@ from ..files import read_regular, require_writable, write_atomic
 from ..folders import refuse_foreign
 from ..jsonfile import as_json, require
 from ..machine import machine_facts
+from ..phases import Phases, phase, working
 from ..runs.derive import meets, result_of
 from ..runs.evidence import Evidence, differences, profile_of, seal
 from ..runs.record import JOB, MEASURED, Busy, Run, checkout, now, packages, read_config, read_saved_config
@@ -85,6 +86,7 @@ class TrainingRun:
     record: Run = field(init=False)
     """The run's folder, open for writing."""
     prepared: Prepared = field(init=False)
+    phases: Phases = field(init=False)
     stop: StopFlag = field(init=False)
     allow: tuple[str, ...] = ()
     """Config fields that may differ from those the run was started with."""
@@ -94,6 +96,8 @@ class TrainingRun:
     log: MLPerfLog | None = None
     assessment: Assessment = field(init=False)
     """Receives the last predictions of each seed."""
+    began: float | None = None
+    """When the user started to wait; None: when training is called."""
     reached: Callable[[dict[str, float]], bool] = lambda metrics: False
     """Whether metrics are good enough to end a training."""
 
@@ -129,6 +133,11 @@ class TrainingRun:
 
     def train(self) -> Result | None:
         """Train, or go on, until there is a result; None on ranks other than 0, which write nothing."""
+        shown = self.report.working if current().is_leader else None
+        with Phases(shown, began=self.began).current() as self.phases:
+            return self._train()
+
+    def _train(self) -> Result | None:
         world, remembered = current(), remembered_run()
         if world.size > 1:
             poll()
@@ -148,8 +157,21 @@ class TrainingRun:
                 self.record.discard()
             raise
         finally:
+            self._note_waited()
             self.report.close()
             self.record.close()
+
+    def _note_waited(self) -> None:
+        """Add the time since the last call to that of earlier processes; nothing once the run is sealed."""
+        progress: Progress | None = None
+        with suppress(RecperfError):
+            progress = None if self.record.finished else self.record.read("progress.json", Progress)
+        if progress is not None:
+            self.phases.mark()
+            times, phases = progress.waited, self.phases.seconds
+            self.record.note_progress(
+                waited={name: times.get(name, 0.0) + phases.pop(name, 0.0) for name in {**times, **phases}}
+            )
 
     def _open(self, remembered: Path | None) -> bool:
         """Open the folder of the run, or make one; returns whether restarted ranks had begun it. `remembered`: the run
@@ -305,6 +327,8 @@ class TrainingRun:
 
     def _execute(self) -> Result:
         """Train every unfinished seed, measure a window of steps and write result.json."""
+        import torch
+
         from ..measure.peaks import require as require_peaks
         from ..ops import choice
         from ..train.device import applied
@@ -317,8 +341,10 @@ class TrainingRun:
             from .submission import open_log
 
             self.log = open_log(self.config, self.record.folder)
+        working("reading the data")
         prepared = self._prepare(started)
-        ceilings = require_peaks(None, self.report.notice) if self.peaks and current().is_leader else None
+        with phase("measuring", "measuring the ceilings of this machine"):
+            ceilings = require_peaks(None, self.report.notice) if self.peaks and current().is_leader else None
         poll()
         with applied(prepared.settings):
             self.assessment = assessment = assessment_of(self.workload, self.record, prepared, self.report.notice)
@@ -326,12 +352,16 @@ class TrainingRun:
             needed = self.config.train.stop_at_target and prepared.target.get("beat") is not None
             baselines = assessment.baselines() if needed else {}
             self.reached = stopping_rule(self.workload.task, self.config, baselines, prepared.target)
-            trial = self._train_seeds(started)
+            with phase("training"):
+                trial = self._train_seeds(started)
+            if prepared.settings.device.type == "cuda":
+                self.record.event("memory", device_bytes=torch.cuda.max_memory_allocated(prepared.settings.device))
             assessment.baselines()
-            # Importing it takes a second that no step waits for.
-            from .measuring import measure_run
+            with phase("measuring", "measuring steps"):
+                # Importing it takes a second that no step waits for.
+                from .measuring import measure_run
 
-            measure_run(self.record, prepared, trial, ceilings, self.report.notice)
+                measure_run(self.record, prepared, trial, ceilings, self.report.notice)
         return self._conclude(started)
 
     def _prepare(self, started: Progress) -> Prepared:
@@ -349,7 +379,7 @@ class TrainingRun:
             raise ConfigError(
                 "train.stop_at_target is set, but the target has no bound",
                 where={"field": "train.stop_at_target"},
-                fix=" or ".join([*(f"--target.{name}" for name in self.workload.task.bounds), "--target.beat auto"]),
+                fix=" or ".join([*(f"--target.{name}" for name in self.workload.task.bounds), "--target.beat best"]),
             )
         self._require_same_data()
         self.changed = self._changes(started)
@@ -481,6 +511,7 @@ class TrainingRun:
                 "data_verified": Verified(**verified) if verified else None,
             },
         }
+        self._note_waited()
         result = world.on_leader(lambda: result_of(Evidence(record.folder), **stated))
         record.write("result.json", checked(result))
         profile = profile_of(record)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +33,8 @@ class RankingConfig:
     """How many users' first positive held-out row is ranked among other items after training, and among how many."""
 
     users: int | None = None
-    """Number of users; 0: none. Default: as many as add at most a fifth to the counted work of the training."""
+    """Number of users; 0: none. Among the whole catalogue at most as many as have 100 million candidates together, or
+    100. Default: as many as add at most a fifth to the counted work of the training."""
     negatives: int | None = None
     """Items drawn at random that each row is ranked among; 0: the whole catalogue. Default: the whole catalogue, or
     where that would leave fewer than 100 users, as many items as 100 users leave room for."""
@@ -54,10 +55,14 @@ class TrialsConfig:
     """Seed of the initial weights, of synthetic ids and of the order of batches."""
     seeds: int = 1
     """Number of trainings, with consecutive seeds; the result is their mean and spread."""
+    baseline_seconds: float = 20.0
+    """Baselines that would begin after the time of the training and this many seconds are left out, and the result
+    names them; 0: none are."""
 
     def __post_init__(self) -> None:
         within(0, self.seed, 1 << 53, "seed")
         within(1, self.seeds, 1000, "seeds")
+        within(0.0, self.baseline_seconds, 1e9, "baseline_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +109,7 @@ class Catalogue(Protocol):
 
     @property
     def items_I(self) -> Tensor:
-        """Numbers of the items that have training rows."""
+        """Numbers of all items of the dataset."""
 
     @property
     def rows_I(self) -> Tensor:
@@ -135,7 +140,7 @@ class Catalogue(Protocol):
         """Log probabilities that the users of scored rows meet items, from what was known before the rows."""
 
     def seen(self, row: int) -> Tensor:
-        """Items that the user of a scored row has in training rows, or for events before it."""
+        """Items that the user of a scored row took before it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,14 +163,15 @@ class RankedTargets:
     """The held-out items of a workload that ranks all items, one of each user."""
 
     users_N: Tensor
+    items_N: Tensor
     catalogue: int
     """Number of items."""
     repeats: bool
     """Whether items of a user's history compete."""
     split: str
     """leave-one-out or time."""
-    baseline_ranks: Callable[[], dict[str, Tensor]]
-    """Computes the ranks that simple rules give the items, by name."""
+    baseline_ranks: Mapping[str, Tensor]
+    """The ranks that simple rules give the items, by name; the cheapest rule first."""
 
     def gains(self, ranks_N: Tensor) -> dict[str, Tensor]:
         """Hit, discounted gain and reciprocal rank of each item."""
@@ -190,6 +196,9 @@ class Reporter(Protocol):
 
     def step(self, step: int, loss: float, samples: int) -> None: ...
 
+    def working(self, text: str, seconds: float) -> None:
+        """Show what has been under way for that long; an empty text takes it away."""
+
     def metric(self, step: int, epoch: int, metrics: dict[str, float]) -> None: ...
 
     def close(self) -> None:
@@ -206,6 +215,10 @@ class Trial(Protocol):
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """What an evaluation records of its predictions; each evaluation calls it once."""
+
+    def recommender(self) -> Callable[[int], Tensor]:
+        """Of a workload that ranks all items: a function that scores them for the user of a scored row."""
+        raise TypeError("a workload with a catalogue scores candidates")
 
     def candidate_logits(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         """Logits of scored rows, given by their number, if their item were another; asked for where the workload has a
@@ -240,8 +253,14 @@ class Prepared(Protocol):
         """The rows that the end of a training is scored on, in the order of `Trial.predictions`; where each seed has
         rows of its own, those of the first."""
 
-    def baseline_logits(self) -> dict[str, Tensor]:
-        """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order."""
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        """The ids of users (role user) or items (role item) in the user's own file, by the numbers in `scored_rows`;
+        None where these are the ids."""
+        return None
+
+    def baseline_logits(self) -> Mapping[str, Tensor]:
+        """Logits, or scores of any scale, that simple rules give the scored rows, by name and in the rows' order; the
+        cheapest rule first."""
 
     def ranking(self) -> RankedTargets | None:
         """What a workload that ranks all items is scored on; None where rows have labels."""
@@ -251,7 +270,7 @@ class Prepared(Protocol):
         """The items that rows can be ranked among; None where rows have no user or no item."""
         return None
 
-    def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    def baseline_scorers(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         """Simple rules that rank, by name: functions of the numbers of scored rows and of the items that take the place
         of the rows' own, which return scores of any scale."""
         return {}
@@ -319,13 +338,18 @@ HASHED = "hashed"
 matched and start with initial weights."""
 
 
+def claiming(config: Any) -> Any:
+    """The config with the target that its workload claims to reach."""
+    return replace(config, target=config.target.claimed)
+
+
 def quality_claims(bounds: Callable[[Any], dict[str, Any]]) -> Callable[[Any], tuple[Claim, ...]]:
-    """The claims of a workload that claims nothing but to reach the bounds of a config."""
+    """The claims of a workload that claims nothing but to reach its target, whose `bounds` follow from a config."""
 
     def claims(config: Any) -> tuple[Claim, ...]:
         from ..runs.contract import quality_target
 
-        return (quality_target(lambda *_: bounds(config)),)
+        return (quality_target(lambda *_: bounds(claiming(config))),)
 
     return claims
 

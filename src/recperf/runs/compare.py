@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
+
+from msgspec import field
 
 from ..config import ConfigValues, flatten
 from ..errors import UsageError
@@ -16,8 +19,9 @@ from ..jsonfile import Struct
 from ..measure.limit_kinds import LIMITS
 from ..measure.records import Percentiles
 from .evidence import Evidence
-from .report.formats import percent, printable
-from .result import Target
+from .paired import differences
+from .report.formats import percent, place, plus_minus, printable
+from .result import Difference, Result, Target
 from .sides import NO_SPREAD, Side, TimedPart
 
 GATED = ("parts", "regions")
@@ -99,6 +103,12 @@ class Comparison(Struct):
     """Share of the step by limit on both sides, the largest first."""
     task: str = ""
     """What both runs predict, or the second; empty unless both are runs."""
+    paired: list[Difference] = field(default_factory=list)
+    """The second less the first, on the rows and users of both; their intervals are of bootstrap samples."""
+    training_s: tuple[float | None, float | None] = (None, None)
+    """The whole training of runs."""
+    same_model: bool = True
+    """Whether times are those of one model: others are not compared."""
 
     def regressions(self, gate: float) -> list[TimeChange]:
         gated = (change for name in GATED for change in self.groups.get(name, ()))
@@ -113,21 +123,26 @@ def compare(old: Side, new: Side) -> Comparison:
         for group, why in side.missing.items()
     }
     groups = {}
-    for group in (name for name in old.groups if name in new.groups and name not in missing):
+    same_model = old.identity.get("workloads") == new.identity.get("workloads") or not (old.run and new.run)
+    for group in (name for name in old.groups if name in new.groups and name not in missing and same_model):
         before, after = old.groups[group], new.groups[group]
         rows = [changed(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
         groups[group] = sorted(rows, key=lambda row: -abs(row.difference_ms))
     results = [side.run.result for side in (old, new) if side.run]
+    paired = differences(old.run, new.run) if old.run and new.run and _dataset(old.run) == _dataset(new.run) else []
     if not groups and len(results) < 2:
         what, fix = "these two have nothing in common to compare", "name two runs, two profiles or two traces"
         raise UsageError(what, where={"one": old.path, "other": new.path}, fix=fix)
-    comparable = len(results) == 2 and _scored_rows(old) == _scored_rows(new)
+    comparable = len(results) == 2 and (_scored_rows(old) == _scored_rows(new) or bool(paired))
     both = {limit: (old.shares.get(limit, 0.0), new.shares.get(limit, 0.0)) for limit in LIMITS}
     noticed = [limit for limit, values in both.items() if max(values) >= NOTICED_SHARE and old.shares and new.shares]
     warnings = [
         f"different {what}: {_named(one)} and {_named(new.identity[what])}; the two measure different things"
         for what, one in old.identity.items()
-        if what in new.identity and one != new.identity[what] and None not in (one, new.identity[what])
+        if what in new.identity
+        and one != new.identity[what]
+        and None not in (one, new.identity[what])
+        and (same_model or what == "devices")
     ]
     if len(results) == 2 and not comparable:
         warnings.append("different task, data or split: quality is not comparable")
@@ -139,15 +154,29 @@ def compare(old: Side, new: Side) -> Comparison:
         notes=_notes(old, new),
         config=changed_fields(old.config, new.config) if old.config and new.config else {},
         comparable=comparable,
-        quality=_quality(old.run, new.run) if old.run and new.run else {},
+        quality=_quality(old.run, new.run, paired) if old.run and new.run else {},
         samples_per_s=(rates[0], rates[1]) if len(rates) == 2 else (None, None),
-        step=changed("step", *steps),
+        step=changed("step", *steps) if same_model else _uncompared(*steps),
         groups=groups,
         missing=missing,
         limits=(old.limit, new.limit),
         shares={limit: both[limit] for limit in sorted(noticed, key=lambda limit: -max(both[limit]))},
         task=results[1].task if len(results) == 2 else "",
+        paired=paired,
+        training_s=_training_s(results) if len(results) == 2 else (None, None),
+        same_model=same_model,
     )
+
+
+def _training_s(results: list[Result]) -> tuple[float | None, float | None]:
+    old, new = (one.performance.overall.seconds if one.performance.overall else None for one in results)
+    return old, new
+
+
+def _dataset(run: Evidence) -> str:
+    """The digest of the data that a run was trained on; of rows that were made of events, that of the events."""
+    data = run.result.data
+    return data.held_out.data if data.held_out else data.digest
 
 
 def _scored_rows(side: Side) -> tuple[Any, ...]:
@@ -159,9 +188,11 @@ def _scored_rows(side: Side) -> tuple[Any, ...]:
     return side.run.result.task, data.digest, data.split, data.valid_rows, *(fields.get(name) for name in HELD_OUT)
 
 
-def _quality(old: Evidence, new: Evidence) -> dict[str, MetricChange]:
+def _quality(old: Evidence, new: Evidence, paired: Sequence[Difference] = ()) -> dict[str, MetricChange]:
+    """The metrics of both. Where both were scored on the same rows or users, the difference has an interval; elsewhere
+    it is held against the spread of the seeds."""
     one, other = old.result.quality, new.result.quality
-    rows = {}
+    rows: dict[str, MetricChange] = {}
     for name in dict.fromkeys([*one.metrics, *other.metrics]):
         before, after = one.metrics.get(name), other.metrics.get(name)
         rows[name], spreads = MetricChange(before, after), (one.spread.get(name), other.spread.get(name))
@@ -172,6 +203,12 @@ def _quality(old: Evidence, new: Evidence) -> dict[str, MetricChange]:
         else:
             clear = abs(after - before) > BEYOND_CHANCE * math.hypot(spreads[0], spreads[1])
             rows[name].remark = f"{'beyond' if clear else 'within'} the seeds' spread"
+    for row in paired:
+        known = rows.get(row.metric)
+        if known is None or None in (known.old, known.new):
+            # Of a ranking beside labels, over the users of both.
+            known = rows[row.metric] = MetricChange(row.values[1], row.values[0])
+        known.remark = f"{plus_minus(row.difference, row)}, {place(row)}"
     # Without a bound there is no target to meet.
     none = Target(beat=None, accuracy=None, auc=None)
     met = [part.met if part.target != none else None for part in (one, other)]
@@ -193,6 +230,13 @@ def changed(name: str, old: TimedPart | None, new: TimedPart | None) -> TimeChan
         old_count=old.count if old else None,
         new_count=new.count if new else None,
     )
+
+
+def _uncompared(old: TimedPart | None, new: TimedPart | None) -> TimeChange:
+    """The steps of different models, of which neither is the slower one."""
+    before, after = (side.ms if side else None for side in (old, new))
+    more = (after.p50 if after else 0.0) - (before.p50 if before else 0.0)
+    return TimeChange("step", before, after, share=1.0, difference_ms=more, change=None, says="another model")
 
 
 def has_spread(ms: Percentiles) -> bool:

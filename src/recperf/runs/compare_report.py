@@ -40,7 +40,7 @@ def report(comparison: Comparison) -> Report:
     missing: list[Block] = [Text(f"{group}: {why}.", "note") for group, why in comparison.missing.items()]
     sections = [
         Section("qualities", "Quality", [Table((*head, "remark"), quality, left=(3,))] if quality else []),
-        Section("times", "Times", [times(comparison), *missing]),
+        Section("times", "Times", [times(comparison), *missing] if comparison.same_model else []),
         Section("limits", "What limits a step", [Table(head, shares)] if shares else []),
         Section("config", "Config", [Table(head, fields, "Only fields that differ.", left=every)] if fields else []),
     ]
@@ -83,13 +83,15 @@ def summary(comparison: Comparison) -> str:
 
 
 def _columns(comparison: Comparison) -> tuple[str, ...]:
-    """The metrics that are shown first."""
-    return named(comparison.task).columns if comparison.task else ()
+    """The metrics that are shown first: those that were compared on the same rows or users."""
+    return tuple(row.metric for row in comparison.paired) or (named(comparison.task).columns if comparison.task else ())
 
 
 def _differing(comparison: Comparison) -> str:
     fields, step = len(comparison.config), comparison.step
     configs = f"{fields or 'no'} config field{'s differ' if fields != 1 else ' differs'}" if comparison.quality else ""
+    if not comparison.same_model:
+        return "different models"
     time = f"step {step.text}{f' ({step.says})' if step.text != step.says else ''}"
     return ", ".join(filter(None, [configs, time]))
 
@@ -99,11 +101,15 @@ def _facts(comparison: Comparison, metrics: tuple[str, ...]) -> list[tuple[str, 
     more = [f"and {len(fields) - CHANGED} more fields"] if len(fields) > CHANGED else []
     scores = "; ".join(_change(name, comparison.quality[name]) for name in metrics if name in comparison.quality)
     rates = [f"{fmt.count(rate)} samples/s" for rate in comparison.samples_per_s if rate]
+    if not comparison.same_model:
+        rates = [f"{fmt.time(1e3 * seconds)} of training" for seconds in comparison.training_s if seconds]
     old, new = (one or NOT_MEASURED for one in comparison.limits)
     limit = (f"{old} → {new}" if old != new else f"{old} in both") if any(comparison.limits) else ""
     if shares := [f"{name} {percent(old)} → {percent(new)}" for name, (old, new) in comparison.shares.items()]:
         limit += f": {', '.join(shares[:3])}"
     incomparable = comparison.quality and not comparison.comparable
+    fields = fields if comparison.same_model else []
+    more = more if comparison.same_model else []
     return [
         ("quality", "not comparable: different task, data or split" if incomparable else scores),
         ("speed", " → ".join(rates) if len(rates) == 2 else ""),

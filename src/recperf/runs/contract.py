@@ -22,6 +22,7 @@ from ..units import size, too_wide, wide_range
 from .derive import bounds, compared, result_again
 from .evidence import Evidence, differences, present
 from .report.formats import printable
+from .result import Target
 
 __all__ = ["Claim", "Evidence", "Finding", "check_run"]
 
@@ -137,18 +138,22 @@ ALWAYS = (
 
 
 def quality_target(target: Derive) -> Claim:
-    """`target` computes the bounds that the result must state, from the config's fields and data.json."""
+    """`target` computes the bounds that the workload claims, from the config's fields and data.json. The result must
+    state those that the user set."""
 
     def holds(evidence: Evidence) -> Finding:
-        stated = evidence.result.quality.target
-        asked = target(evidence.config.config, as_json(evidence.data))
-        objections = [
-            f"result.json: quality.target.{name} is {getattr(stated, name)!r}, the config gives {bound!r}"
-            for name, bound in asked.items()
-            if getattr(stated, name) != bound
-        ]
         task, quality = evidence.task, evidence.result.quality
-        reached = list(bounds(task, quality.metrics, quality.baselines, stated, compared(task, quality)))
+        asked = target(evidence.config.config, as_json(evidence.data))
+        own = evidence.config.config.get("target", {})
+        if own.get("beat") != "auto":
+            own = {name: None if own.get(name) == "none" else own.get(name) for name in asked}
+        objections = [
+            f"result.json: quality.target.{name} is {getattr(quality.target, name)!r}, the config gives {bound!r}"
+            for name, bound in (asked if own.get("beat") == "auto" else own).items()
+            if getattr(quality.target, name) != bound
+        ]
+        claimed = Target(**asked)
+        reached = list(bounds(task, quality.metrics, quality.baselines, claimed, compared(task, quality)))
         objections += [f"missed: {text}" for text, met in reached if not met]
         return finding(objections, ", ".join(text for text, _ in reached) or "no target set")
 

@@ -20,7 +20,8 @@ from ..measure.peaks.records import Peaks
 from ..measure.profile_records import WorkloadFigures
 from ..measure.records import Percentiles
 from ..measure.spans import budget_part
-from ..tasks import AUC, NDCG, ORACLES, Task, lower_is_better, signed
+from ..phases import OTHER
+from ..tasks import AUC, NDCG, ORACLES, Task, lower_is_better, margin, signed
 from .evidence import START, Evidence
 from .result import (
     SCHEMA,
@@ -39,9 +40,10 @@ from .result import (
     StartedFrom,
     Target,
     Throughput,
+    Waited,
 )
 from .resume import reported_changes
-from .schemas import ChangeEvent, SampledScores, SavedScores, SegmentFacts, Timing
+from .schemas import ChangeEvent, MemoryEvent, SampledScores, SavedScores, SegmentFacts, Timing
 
 Json = dict[str, Any]
 
@@ -62,7 +64,15 @@ def result_of(
     fields in FINISHER."""
     config, data, progress = evidence.config, evidence.data, evidence.progress
     speed = speed_of(evidence.events(Timing))
-    performance = Performance(device=device, settings=settings, **speed, budget=None)
+    memory = [event.device_bytes for event in evidence.events(MemoryEvent)]
+    performance = Performance(
+        device=device,
+        settings=settings,
+        **speed,
+        budget=None,
+        waited=waited_of(progress.waited),
+        device_bytes=max(memory, default=None),
+    )
     if figures := evidence.figures:
         performance.budget, performance.mfu = budget_of(figures), mfu(figures, evidence.peaks, speed["steady"])
     return Result(
@@ -195,6 +205,16 @@ def _overall(timed: list[Timing]) -> Overall | None:
     return Overall(**rate, **parts, shuffle_s=math.fsum(event.shuffle_s for event in timed))
 
 
+def waited_of(phases: dict[str, float]) -> Waited | None:
+    """The time by phase; None for a run from before phases were recorded."""
+    if not phases:
+        return None
+    named = {part.removesuffix("_s"): 0.0 for part in Waited.__struct_fields__[1:]}
+    for phase, seconds in phases.items():
+        named[phase if phase in named else OTHER] += seconds
+    return Waited(math.fsum(phases.values()), **{f"{phase}_s": seconds for phase, seconds in named.items()})
+
+
 def difference(rate: Throughput, steady: list[Timing], times: list[float], p50: float) -> str | None:
     """Why steady throughput is not a batch per median step; None where the two are close."""
     batch, mean = max(event.batch for event in steady), sum(times) / len(times)
@@ -260,7 +280,7 @@ def add_detail(task: Task, quality: Quality, scores: SavedScores) -> None:
         quality.segments = tuple(_segment(name, facts, paired, scores) for name, facts in scores.segments.items())
         quality.calibration = tuple(_calibration(bins) for bins in zip(*(seed.calibration for seed in paired)))
     if paired and baselines:
-        _add_differences(leading, quality, paired, baselines)
+        _add_differences(leading, quality, paired, baselines, units=scores.units, by=scores.by)
     facts, ranked = scores.ranking, [seed.ranking for seed in paired if seed.ranking]
     if facts and ranked:
         metrics, ndcg = _means([seed.metrics for seed in ranked]), [seed.ndcg_replicates for seed in ranked]
@@ -273,27 +293,32 @@ def add_detail(task: Task, quality: Quality, scores: SavedScores) -> None:
             split=facts.split,
             lists=_means([seed.lists for seed in ranked]) or None,
             metrics=metrics,
+            one_ms=ranked[-1].one_ms,
+            baseline_intervals={name: interval(rule.ndcg_replicates) for name, rule in facts.baselines.items()},
             baselines={name: rule.metrics for name, rule in facts.baselines.items()},
             interval=interval(combined(ndcg)),
             differences=tuple(
-                _difference(NDCG, name, metrics[NDCG] - rule.metrics[NDCG], ndcg, rule.ndcg_replicates)
+                difference_to(
+                    name, NDCG, (metrics[NDCG], rule.metrics[NDCG]), ndcg, [rule.ndcg_replicates], units=facts.users
+                )
                 for name, rule in sorted(facts.baselines.items(), key=lambda item: -item[1].metrics[NDCG])
             ),
         )
     else:
         quality.not_ranked = scores.not_ranked
+    quality.left_out = scores.left_out
     quality.warnings = tuple(warnings(scores, quality.metrics.get(AUC, 0.0)))
 
 
 def _add_differences(
-    leading: str, quality: Quality, paired: list[SampledScores], baselines: dict[str, SampledScores]
+    leading: str, quality: Quality, paired: list[SampledScores], baselines: dict[str, SampledScores], **drawn: Any
 ) -> None:
     """To every baseline in the leading metric; in the others, to the one that is the best in the first of them."""
     quality.baseline_intervals = {name: interval(rule.replicates[leading]) for name, rule in baselines.items()}
     replicates = [seed.replicates[leading] for seed in paired]
     own = statistics.fmean(seed.leading or 0.0 for seed in paired)
     quality.differences = tuple(
-        _difference(leading, name, own - (rule.leading or 0.0), replicates, rule.replicates[leading])
+        difference_to(name, leading, (own, rule.leading or 0.0), replicates, [rule.replicates[leading]], **drawn)
         for name, rule in sorted(baselines.items(), key=lambda item: -signed(leading, item[1].leading or 0.0))
     )
     others = [name for name in paired[0].replicates if name != leading]
@@ -301,12 +326,13 @@ def _add_differences(
     rules = [rule for rule in baselines if rule in known and rule not in ORACLES]
     best = max(rules, key=lambda rule: signed(others[0], known[rule][others[0]]), default="")
     quality.probabilities = tuple(
-        _difference(
-            name,
+        difference_to(
             best,
-            quality.metrics[name] - quality.baselines[best][name],
+            name,
+            (quality.metrics[name], quality.baselines[best][name]),
             [seed.replicates[name] for seed in paired],
-            baselines[best].replicates[name],
+            [baselines[best].replicates[name]],
+            **drawn,
         )
         for name in (others if best else ())
     )
@@ -338,22 +364,42 @@ def _means(rows: Sequence[Metrics]) -> Metrics:
     return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
 
 
-def _difference(
-    metric: str, baseline: str, value: float, seeds: Sequence[Sequence[float]], theirs: Sequence[float]
+def difference_to(
+    other: str,
+    metric: str,
+    values: tuple[float, float],
+    own: Sequence[Sequence[float]],
+    others: Sequence[Sequence[float]],
+    *,
+    units: int,
+    by: str = "users",
 ) -> Difference:
-    """Model less baseline: the interval over users and seeds, and how often the difference is negative."""
-    replicates = combined([[one - other for one, other in zip(own, theirs)] for own in seeds])
+    """A model less another, or a baseline, from replicates by seed: the interval over users and seeds, how often the
+    difference is negative, and how many users would tell where these do not."""
+    replicates = [one - other for one, other in zip(combined(own), combined(others))]
     ends, negative = interval(replicates), sum(value < 0 for value in replicates)
+    standing = "above" if ends.low > 0 else "below" if ends.high < 0 else "level"
+    none, half = margin(metric, max(values, key=lambda value: signed(metric, value))), (ends.high - ends.low) / 2
     return Difference(
         low=ends.low,
         high=ends.high,
         metric=metric,
-        baseline=baseline,
-        difference=value,
+        baseline=other,
+        difference=values[0] - values[1],
         below_zero=negative / len(replicates),
-        seeds=len(seeds),
-        standing="above" if ends.low > 0 else "below" if ends.high < 0 else "level",
+        seeds=len(own),
+        standing=standing,
+        units=units,
+        by=by,
+        values=values,
+        needed=round_up(units * (half / none) ** 2) if standing == "level" and none and half > none else None,
     )
+
+
+def round_up(count: float) -> int:
+    """The next larger count with two digits."""
+    unit = int(10 ** max(0, math.floor(math.log10(count)) - 1))
+    return math.ceil(round(count / unit, 6)) * unit
 
 
 def best_of(differences: Sequence[Difference]) -> Difference | None:

@@ -12,7 +12,7 @@ from ..jsonfile import Meta, Number, Struct, as_json, require
 from ..measure.records import Percentiles
 from ..tasks import of
 
-SCHEMA = 3
+SCHEMA = 4
 
 Metrics = dict[str, Number]
 """Those of the task. Of labels accuracy, auc, log_loss, calibration (predicted over observed positives),
@@ -46,7 +46,7 @@ class TrialResult(Struct, omit_defaults=True):
 
 
 class Target(Struct):
-    """What had to be reached; None: no bound."""
+    """What the user wanted to be reached; None: no bound."""
 
     beat: str | None
     """The baseline that had to be beaten in the leading metric of the task."""
@@ -77,8 +77,9 @@ class ModelInterval(Interval):
     replicates: int
 
 
-class Difference(Interval):
-    """A metric of the model less that of a baseline, from replicates with the same users or rows."""
+class Difference(Interval, omit_defaults=True):
+    """A metric of the model less that of a baseline, or of another model, from replicates with the same users or
+    rows."""
 
     metric: str
     baseline: str
@@ -89,6 +90,15 @@ class Difference(Interval):
     """Seeds that were scored on the rows that the baseline was scored on."""
     standing: str
     """above, level or below: level where the interval includes 0."""
+    units: int = 0
+    """Users, or rows, that the replicates draw."""
+    by: str = "users"
+    """Whether they are users or rows."""
+    values: tuple[Number, Number] = (0.0, 0.0)
+    """Of the model, and of what it is compared with."""
+    needed: int | None = None
+    """How many of them would make the interval so narrow that only a difference without meaning could hide in it: 5 %
+    of the AUC above 0.5, 10 % of NDCG@10. None where the interval excludes 0, or is that narrow."""
 
 
 class CalibrationBin(Struct):
@@ -120,12 +130,12 @@ class Segment(Struct, omit_defaults=True):
 
 
 class Ranking(Struct, omit_defaults=True):
-    """Where the item of a held-out row lands among other items; ties count as if broken at random."""
+    """Where the item of a held-out row lands among other items; ties count against it."""
 
     users: int
     """Ranked: of each the first positive held-out row."""
     catalogue: int
-    """Items with training rows."""
+    """Items that compete, all of the dataset."""
     negatives: int
     """Drawn from the catalogue for each row; 0: all of it competes."""
     metrics: Metrics
@@ -135,6 +145,8 @@ class Ranking(Struct, omit_defaults=True):
     """Of ndcg_10."""
     differences: tuple[Difference, ...]
     """Of ndcg_10, to every baseline, the best first."""
+    baseline_intervals: dict[str, Interval] | None = None
+    """Of ndcg_10."""
     repeats: bool | None = None
     """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their
     user."""
@@ -145,7 +157,9 @@ class Ranking(Struct, omit_defaults=True):
     """Of each user's ten highest items: coverage, overlap, same_first and popularity; None where not all items
     compete."""
     split: str | None = None
-    """Of next items, which are ranked: leave-one-out or time. There, ties count against the held-out item."""
+    """Of next items, which are ranked: leave-one-out or time."""
+    one_ms: Percentiles | None = None
+    """The time in which the model scores all items for one user and lists the ten highest; None: not measured."""
 
 
 class Quality(Struct, omit_defaults=True):
@@ -158,10 +172,13 @@ class Quality(Struct, omit_defaults=True):
     seeds: list[TrialResult]
     target: Target
     met: bool
-    """Whether the mean metrics meet every bound of the target; a baseline to beat, by more than the interval of the
-    difference."""
+    """Whether the mean metrics meet every bound of the target, as they do without one; a baseline to beat, by more than
+    the interval of the difference."""
     baselines: dict[str, Metrics]
     """Metrics of simple rules on the same split."""
+    left_out: tuple[str, ...] = ()
+    """Baselines for which there was no time: they would have taken longer than the training and
+    `baseline_seconds`."""
     interval: ModelInterval | None = None
     """Of the leading metric of labels; None for more than 20 million rows."""
     baseline_intervals: dict[str, Interval] | None = None
@@ -202,6 +219,22 @@ class Overall(Throughput):
     """Before the first step of epochs; part of the warm-up and of the steady time."""
 
 
+class Waited(Struct):
+    """The time that the user waited until the result, in all processes of the run that were not killed; its parts add
+    up to `seconds`."""
+
+    seconds: Number
+    training_s: Number
+    """Steps, evaluations and saves."""
+    baselines_s: Number
+    scoring_s: Number
+    """Intervals and rankings of the trained models."""
+    measuring_s: Number
+    """What limits a step, and the ceilings of the machine where they were measured."""
+    other_s: Number
+    """Such as imports, reading the data and making the model."""
+
+
 class Performance(Struct, omit_defaults=True):
     """How fast training was."""
 
@@ -219,6 +252,9 @@ class Performance(Struct, omit_defaults=True):
     """Why steady throughput is more than 10 % from a batch per median step; None: it is not."""
     budget: dict[str, Number] | None
     """Share of each part in a step, sums to 1, from profile.json."""
+    waited: Waited | None = None
+    device_bytes: int | None = None
+    """Peak memory that tensors took of the GPU of rank 0 until the end of training; None on a CPU."""
     mfu: Number | None = None
     """Counted FLOPs at the steady throughput over the peak of this machine; None: not measured for this
     precision and number of threads."""
@@ -237,6 +273,8 @@ class Data(Struct, omit_defaults=True):
     synthetic: bool
     baseline_rows: int | None = None
     """Training rows, at equal distances, that the baselines were fitted on; only if not all were."""
+    chosen_rows: int | None = None
+    """Those of them on which gradient boosting chose its columns and rounds; only if not all did."""
     skipped: dict[str, int] | None = None
     """Lines of a log that were left out, by reason; only if there are any."""
     held_out: Split | None = None

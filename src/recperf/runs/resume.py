@@ -24,11 +24,11 @@ from .schemas import ChangeEvent
 FREE = (
     "data.path", "data.workers", "train.checkpoint_*", "train.keep_last",
     "distributed.sharding", "distributed.timeout_s", "distributed.pipeline", "distributed.overlap",
-    "distributed.balance", "ranking.*", "tables.*", "ranks",
+    "distributed.balance", "ranking.*", "baseline_seconds", "tables.*", "ranks",
 )  # fmt: skip
 """Fields that may change freely: the path of the data (its digest is compared anyway), who reads it, when checkpoints
-are saved, which rank holds which table or works on which samples, where rows lie, what is ranked after training, and
-the number of ranks."""
+are saved, which rank holds which table or works on which samples, where rows lie, what is ranked after training, how
+long baselines may take, and the number of ranks."""
 
 
 OPERATORS = "operators"

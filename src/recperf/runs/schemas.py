@@ -3,6 +3,7 @@ events of its log, events.jsonl, one JSON object per line."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from .. import jsonfile
 from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Problem, Struct, decode, fit
-from ..tasks import AUC
+from ..measure.records import Percentiles
 from .result import CalibrationBin, Change, Evaluation, Metrics
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ class Progress(Struct, omit_defaults=True):
     since progress.json was lost."""
     log: tuple[str, ...] = ()
     """The tools that its curves go to, as --log names them."""
+    waited: dict[str, Number] = field(default_factory=dict)
+    """Seconds that the user waited, by phase, over the processes of the run."""
 
 
 class SavedPosition(Struct):
@@ -74,6 +77,10 @@ class SampledRanking(Struct, omit_defaults=True):
     ndcg_replicates: list[Number]
     lists: Metrics = field(default_factory=dict)
     """What the first items of different users have in common, and how popular these are."""
+    ranks: list[Count] = field(default_factory=list)
+    """Of the held-out items of the users in `keys`, from 1 on."""
+    one_ms: Percentiles | None = None
+    """Of a model: the time to score all items for one user."""
 
 
 class SegmentFacts(Struct):
@@ -94,6 +101,8 @@ class RankingFacts(Struct, omit_defaults=True):
     """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
     split: str | None = None
     """Of a workload that ranks held-out items: leave-one-out or time."""
+    keys: list[Count] = field(default_factory=list)
+    """A number for each ranked user with the held-out item, made of the ids in the user's file; at most 10,000."""
 
 
 class SampledScores(Struct, omit_defaults=True):
@@ -109,15 +118,6 @@ class SampledScores(Struct, omit_defaults=True):
     """Digest of the scored rows' labels and users; None for baselines, whose rows scores.json names."""
     calibration: tuple[CalibrationBin, ...] = ()
     ranking: SampledRanking | None = None
-    auc: Number | None = None
-    auc_replicates: list[Number] = field(default_factory=list)
-    probability_replicates: dict[str, list[Number]] = field(default_factory=dict)
-    """These three only in runs from before `replicates`, which knew no other leading metric than the AUC."""
-
-    def __post_init__(self) -> None:
-        if self.auc is not None:
-            self.leading, self.replicates = self.auc, {AUC: self.auc_replicates, **self.probability_replicates}
-            self.auc, self.auc_replicates, self.probability_replicates = None, [], {}
 
 
 class StrongestFeature(Struct):
@@ -141,6 +141,8 @@ class SavedScores(Struct, omit_defaults=True):
     not_ranked: str | None = None
     """Why nothing was ranked."""
     strongest_feature: StrongestFeature | None = None
+    left_out: tuple[str, ...] = ()
+    """Baselines for which there was no time."""
 
 
 class Machine(Struct):
@@ -172,8 +174,13 @@ def require_schema(path: Path, value: Any, schema: int) -> None:
     if not isinstance(value, dict) or "schema" not in value:
         raise DataError(f"{path.name} is not a file that recperf wrote: it has no schema", where={"file": path})
     if value["schema"] != schema or isinstance(value["schema"], bool):
-        what = f"{path.name} has schema {value['schema']!r}; this recperf reads {schema}"
-        raise DataError(what, where={"file": path}, fix="use the version of recperf that wrote it")
+        what, fix = (
+            f"{path.name} has schema {value['schema']!r}; this recperf reads {schema}",
+            "use the version of recperf that wrote it",
+        )
+        if path.name == "result.json":
+            fix += f", or train again: recperf run --config {shlex.quote(str(path.parent))}"
+        raise DataError(what, where={"file": path}, fix=fix)
 
 
 class BadEvent(Exception):
@@ -235,6 +242,12 @@ class Timing(Event, kw_only=True):
     """The time of every step, without the warm-up."""
 
 
+class MemoryEvent(Event, kw_only=True):
+    """What tensors took of the GPU so far."""
+
+    device_bytes: Count
+
+
 class ChangeEvent(Event, kw_only=True):
     """A config field that differs from then on; `step` is the last step before."""
 
@@ -246,7 +259,7 @@ class ChangeEvent(Event, kw_only=True):
 
 
 KINDS: dict[str, type[Event]] = {
-    "step": Step, "metric": Scores, "training": Scores, "timing": Timing, "change": ChangeEvent
+    "step": Step, "metric": Scores, "training": Scores, "timing": Timing, "change": ChangeEvent, "memory": MemoryEvent
 }  # fmt: skip
 ABOUT = ("kind", "t", "seed", "step", "epoch", "split")
 """Fields of `Scores` in the log that say where and when; the others are metrics."""

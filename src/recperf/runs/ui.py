@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from msgspec import to_builtins
 
@@ -24,17 +25,22 @@ from ..errors import RecperfError, notice_once
 from ..files import open_regular
 from ..jsonfile import Struct
 from ..tasks import named
+from .bench import SCHEMA as BENCH_SCHEMA
+from .bench import Bench, BenchModel
 from .compare_report import html_of_runs
 from .derive import leading_interval
 from .evidence import Evidence, curve, read_peaks, read_profile, task_of
 from .record import PROFILE_MARK
+from .report import bench, page, run_report
 from .report import formats as fmt
-from .report import page, run_report
 from .report.charts import grouped
 from .report.profiles import report_of
-from .schemas import BadEvent, Event, parse_events
+from .report.quality_sections import outcome
+from .schemas import BadEvent, Event, parse_events, read_file
 
 HOST = "127.0.0.1"
+BENCH = "bench.json"
+FILES = ("config.json", "result.json", "profile.json", BENCH)
 MOST = 1000
 """Runs of the list, the newest."""
 RECENT = 20.0
@@ -59,10 +65,18 @@ class RunEntry(Struct, kw_only=True):
     name: str
     """Its path below the folder."""
     state: str
-    """running, finished, stopped, profile or damaged."""
+    """running, finished, stopped, profile, bench or damaged."""
     changed: float
+    date: str = ""
+    """When it was last written to, in the time of this computer."""
     workload: str = ""
+    data: str = ""
+    """Name of the dataset."""
     quality: str = ""
+    outcome: str = ""
+    """Whether the target was met, or how the model stands beside its best baseline."""
+    resume: str = ""
+    """The command that resumes a stopped run."""
     speed: str = ""
     step: str = ""
     limit: str = ""
@@ -81,8 +95,9 @@ class Runs:
         """Drawing a page changes settings of matplotlib."""
 
     def folders(self) -> dict[str, Path]:
-        """Folders of runs and profiles by name, also those inside the folder of a bench."""
+        """Folders of runs, profiles and benches by name, also of runs inside the folder of a bench."""
         marks = (*self.folder.glob("*/config.json"), *self.folder.glob("*/*/config.json"))
+        marks = (*marks, *self.folder.glob(f"*/{BENCH}"))
         profiles = (path for path in self.folder.glob(f"*/{PROFILE_MARK}"))
         folders = {path.parent for path in (*marks, *profiles)}
         folders |= {path.parent for path in self.folder.glob("*/events.jsonl")}
@@ -92,14 +107,16 @@ class Runs:
     def entries(self) -> list[RunEntry]:
         entries = []
         for name, folder in self.folders().items():
-            seen = tuple(_stamp(folder / file) for file in ("config.json", "result.json", "profile.json", PROFILE_MARK))
+            seen = tuple(_stamp(folder / file) for file in (*FILES, PROFILE_MARK))
             known = self._entries.get(name)
             if known is None or known[0] != seen:
                 known = self._entries[name] = (seen, _entry(name, folder))
             entry = known[1]
             if entry.state in ("running", "stopped"):
                 entry.state = "running" if _running(folder) else "stopped"
+            entry.resume = f"recperf run --resume {shlex.quote(str(folder))}" if entry.state == "stopped" else ""
             entry.changed = _changed(folder)
+            entry.date = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.changed))
             entries.append(entry)
         return entries
 
@@ -127,6 +144,8 @@ class Runs:
         """The page of a run or a profile, or of runs compared."""
         folders = [self.named(name) for name in names]
         with self._lock:
+            if len(folders) == 1 and (folders[0] / BENCH).exists():
+                return page.html_of(bench.report(_bench(folders[0]), self._link(folders[0])))
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
                 file = folders[0] / "profile.json"
                 return page.html_of(report_of(read_profile(file), read_peaks(file.with_name("peaks.json"))))
@@ -134,6 +153,20 @@ class Runs:
             if len(runs) == 1:
                 return page.html_of(run_report.report(runs[0], "r1"))
             return html_of_runs(*runs)
+
+    def _link(self, folder: Path) -> bench.Link:
+        """Links to the runs inside the folder of a bench, as far as the list has them."""
+        runs = self.folders()
+
+        def link(model: BenchModel) -> str:
+            name = f"{folder.relative_to(self.folder).as_posix()}/{Path(model.run).name}"
+            return f"/run?run={quote(name)}" if name in runs else ""
+
+        return link
+
+
+def _bench(folder: Path) -> Bench:
+    return read_file(folder / BENCH, Bench, BENCH_SCHEMA)
 
 
 class Log:
@@ -167,13 +200,18 @@ def _entry(name: str, folder: Path) -> RunEntry:
     """What the files of a folder say; whatever is wrong with them is said in the list."""
     entry = RunEntry(name=name, state="stopped", changed=0.0)
     try:
+        if (folder / BENCH).exists():
+            made = _bench(folder)
+            entry.state, entry.workload, entry.data = "bench", "bench", made.data
+            entry.quality = next((fmt.sentence(table.answer) for table in made.tables), "no model has a result")
+            return entry
         if (folder / PROFILE_MARK).exists():
             profile = read_profile(folder / "profile.json")
             entry.state, entry.limit, entry.step = "profile", profile.verdict.limit, fmt.time(profile.step_ms.p50)
             entry.workload = "program" if profile.workload is None else profile.workload.name or ""
             return entry
         run = Evidence(folder)
-        entry.workload = run.workload
+        entry.workload, entry.data = run.workload, run.data.name if run.has("data.json") else ""
         if not run.has("result.json"):
             return entry
         result = run.result
@@ -181,8 +219,9 @@ def _entry(name: str, folder: Path) -> RunEntry:
         quality, performance, task = result.quality, result.performance, run.task
         if (metric := task.leading) in quality.metrics:
             ends = leading_interval(task, quality)
-            spread = f" ({ends.low:.3f} to {ends.high:.3f})" if ends else ""
-            entry.quality = f"{fmt.metric(metric)} {quality.metrics[metric]:.4f}{spread}"
+            value = quality.metrics[metric]
+            entry.quality = f"{fmt.metric(metric)} {fmt.plus_minus(value, ends) if ends else f'{value:.4f}'}"
+        entry.outcome, entry.data = outcome(result), result.data.name
         entry.speed = fmt.throughput(performance.steady or performance.overall)
         entry.step = fmt.time(performance.step_ms.p50) if performance.step_ms else ""
         if run.profile:
@@ -202,7 +241,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _changed(folder: Path) -> float:
     """When a file of the folder was last written, as far as the list shows them."""
-    stamps = (_stamp(folder / name) for name in ("config.json", "events.jsonl", "result.json", "profile.json"))
+    stamps = (_stamp(folder / name) for name in (*FILES, "events.jsonl"))
     return max((stamp[0] for stamp in stamps if stamp), default=0) / 1e9
 
 

@@ -9,10 +9,12 @@ Shapes: N rows, M rows that choose, F features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,25 +28,70 @@ if TYPE_CHECKING:
     from ..data.random_bags import RandomBags
 
 
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Unfit(LookupError):
+    """A baseline that cannot be fitted to the data."""
+
+
+class Rules(Mapping[str, T]):
+    """Baselines by name, the cheapest first; each is fitted when it is asked for, as far as there is time."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], T | None]]) -> None:
+        self._makers = dict(makers)
+
+    def __getitem__(self, name: str) -> T:
+        rule = self._makers[name]()
+        if rule is None:
+            raise Unfit(name)
+        return rule
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    @staticmethod
+    def of(values: Mapping[str, T]) -> Rules[T]:
+        """Rules that are fitted already."""
+        return Rules({name: partial(lambda value: value, value) for name, value in values.items()})
+
+    def __or__(self, others: Rules[T]) -> Rules[T]:
+        return Rules({**self._makers, **others._makers})
+
+    def then(self, use: Callable[[T], U]) -> Rules[U]:
+        """What another function makes of each rule."""
+        return Rules({name: partial(lambda name: use(self[name]), name) for name in self._makers})
+
+
 CHOOSING_SHARE = 0.1
 """Share of the training rows that choose."""
-_MOST_TREES = 300
+MOST_CHOOSING = 50_000
+"""Of more training rows these, at equal distances, choose the columns and the number of trees of gradient boosting."""
+_MOST_TREES, FEWEST_TREES = 300, 200
+"""Trees at most, and at least where it is fitted on more rows than chose: they carry more trees."""
 MOST_CATEGORIES = 254
 """Categories of a column; scikit-learn takes at most 255."""
 _MOST_INDICATORS = 64
 _FOLDS, _PRIOR_ROWS = 5, 10
 
 
-def untrained(labels_N: NDArray[np.float32], trees: int, is_category: list[bool]) -> Any:
-    """A model of scikit-learn's histogram gradient boosting, to be fitted; None where scikit-learn is not installed or
-    the labels are of one class."""
-    try:
-        ensemble = import_module("sklearn.ensemble")
-    except ImportError:
+def can_boost(labels_N: NDArray[np.float32]) -> bool:
+    """Whether scikit-learn is installed and there are labels of both classes."""
+    if find_spec("sklearn") is None:
         notice_once("no baseline of gradient boosting: it needs scikit-learn (pip install 'recperf[baselines]')")
+        return False
+    return bool(labels_N.min() != labels_N.max())
+
+
+def untrained(labels_N: NDArray[np.float32], trees: int, is_category: list[bool]) -> Any:
+    """A model of scikit-learn's histogram gradient boosting, to be fitted; None where nothing can be."""
+    if not can_boost(labels_N):
         return None
-    if labels_N.min() == labels_N.max():
-        return None
+    ensemble = import_module("sklearn.ensemble")
     # Small steps and trees: on tens of thousands of rows they score higher than the defaults.
     return ensemble.HistGradientBoostingClassifier(
         random_state=0, learning_rate=0.05, max_iter=trees, max_leaf_nodes=12, early_stopping=False,
@@ -101,10 +148,11 @@ class FeatureRows:
 def of_clicks(train: FeatureRows) -> Callable[[FeatureRows], Tensor] | None:
     """Gradient boosting on numbers and categories of click rows, with the item before where that helps: a function from
     rows to logits, or None where nothing can be fitted."""
-    chooses_N = train.chooses_N
-    if chooses_N is None:
-        chooses_N = torch.arange(len(train.labels_N)) % round(1 / CHOOSING_SHARE) == 0
-    fitted, choosing = train.at(~chooses_N), train.at(chooses_N)
+    some_N = torch.arange(0, len(train.labels_N), -(-len(train.labels_N) // MOST_CHOOSING))
+    sample, chooses_N = train.at(some_N), torch.arange(len(some_N)) % round(1 / CHOOSING_SHARE) == 0
+    if train.chooses_N is not None:
+        chooses_N = train.chooses_N[some_N]
+    fitted, choosing = sample.at(~chooses_N), sample.at(chooses_N)
     options = [list(train.ids), *([[*train.ids, *train.before]] if train.before else [])]
     encoders = [ColumnEncoder(fitted, keys) for keys in options]
     choices = [ColumnSet(encoder.train_NF, encoder(choosing), encoder.is_category) for encoder in encoders]
@@ -112,7 +160,8 @@ def of_clicks(train: FeatureRows) -> Callable[[FeatureRows], Tensor] | None:
     if best is None:
         return None
     encoder = ColumnEncoder(train, options[best[0]])
-    model = untrained(train.labels_N.numpy(), best[1], encoder.is_category)
+    trees = best[1] if len(some_N) == len(train.labels_N) else max(best[1], FEWEST_TREES)
+    model = untrained(train.labels_N.numpy(), trees, encoder.is_category)
     model.fit(encoder.train_NF, train.labels_N.numpy())
     return lambda rows: torch.from_numpy(model.decision_function(encoder(rows)))
 
@@ -347,7 +396,7 @@ def _looked_up(weight: Tensor, ids: Tensor) -> Tensor:
     return weight[ids] if ids.ndim == 1 else torch.where(ids >= 0, weight[ids.clamp_min(0)], 0.0).sum(1)
 
 
-MOST_TRAINING_ROWS = 500_000
+MOST_TRAINING_ROWS = 300_000
 """Baselines of click rows are fitted on at most this many training rows, at equal distances."""
 
 
@@ -355,19 +404,26 @@ ClickRule = Callable[[FeatureRows], Tensor]
 """Logits of click rows."""
 
 
-def click_rules(train: FeatureRows, *, user: str | None, item: str | None) -> dict[str, ClickRule]:
+def click_rules(train: FeatureRows, *, user: str | None, item: str | None) -> Rules[ClickRule]:
     """Rules and models of the same features, fitted on training rows: the majority class, biases of user and item,
     logistic regression, and gradient boosting if scikit-learn is installed."""
     rate = float(train.labels_N.double().mean())
-    rules: dict[str, ClickRule] = {"majority": lambda rows: majority(rate, len(rows.labels_N))}
+    rules: dict[str, Callable[[], ClickRule | None]] = {
+        "majority": lambda: lambda rows: majority(rate, len(rows.labels_N))
+    }
     if item is not None:
-        rules["item_bias"] = _additive(train, [item])
+        rules["item_bias"] = lambda: _additive(train, [item])
     if user is not None and item is not None:
-        rules["user_item_bias"] = _additive(train, [user, item])
-    logistic = fit_additive(list(train.ids.values()), train.labels_N, train.dense_ND, sweeps=20, tolerance=1e-4)
-    rules["logistic"] = lambda rows: logistic([rows.ids[key] for key in train.ids], rows.dense_ND)
-    boosted = of_clicks(train)
-    return rules if boosted is None else {**rules, "gradient_boosting": boosted}
+        rules["user_item_bias"] = lambda: _additive(train, [user, item])
+    rules["logistic"] = lambda: _logistic(train)
+    if can_boost(train.labels_N.numpy()):
+        rules["gradient_boosting"] = lambda: of_clicks(train)
+    return Rules(rules)
+
+
+def _logistic(train: FeatureRows) -> ClickRule:
+    fitted = fit_additive(list(train.ids.values()), train.labels_N, train.dense_ND, sweeps=20, tolerance=1e-4)
+    return lambda rows: fitted([rows.ids[key] for key in train.ids], rows.dense_ND)
 
 
 def _additive(train: FeatureRows, keys: list[str]) -> ClickRule:

@@ -139,17 +139,25 @@ COMPARED = 1000
 """Validation targets on which the settings of a baseline are compared."""
 
 
-def baselines(data: NextItemData) -> dict[str, Scorer]:
-    """All baselines that the data allows, their settings chosen on validation targets. Without times there is no recent
-    popularity."""
-    popularity_I = torch.from_numpy(item_counts(data).astype(np.float64))
-    scorers: dict[str, Scorer] = {"popularity": lambda targets: popularity_I.expand(len(targets), -1)}
+def baselines(data: NextItemData) -> dict[str, Callable[[], Scorer]]:
+    """Makes each baseline that the data allows, its settings chosen on validation targets. Without times there is no
+    recent popularity."""
+    makers: dict[str, Callable[[], Scorer]] = {"popularity": lambda: popularity(data)}
     if data.times_E is not None:
-        scorers["recent_popularity"] = best(data, RecentPopularity.options(data))
-    scorers["item_to_item"] = best(data, (option for decay in DECAYS for option in following(data, decay)))
-    alike = neighbours(data)
-    scorers["item_knn"] = best(data, [replace(alike, decay=decay) for decay in DECAYS])
-    return scorers
+        makers["recent_popularity"] = lambda: best(data, RecentPopularity.options(data))
+    makers["item_to_item"] = lambda: best(data, (option for decay in DECAYS for option in following(data, decay)))
+    makers["item_knn"] = lambda: best(data, item_knn(neighbours(data)))
+    return makers
+
+
+def popularity(data: NextItemData) -> Scorer:
+    popularity_I = torch.from_numpy(item_counts(data).astype(np.float64))
+    return lambda targets: popularity_I.expand(len(targets), -1)
+
+
+def item_knn(alike: ItemToItem) -> list[ItemToItem]:
+    """With each of the weights that an earlier item of a history may have."""
+    return [replace(alike, decay=decay) for decay in DECAYS]
 
 
 def best(data: NextItemData, options: Iterable[Scorer]) -> Scorer:

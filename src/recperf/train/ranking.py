@@ -21,8 +21,8 @@ PAIRS = 1 << 16
 """Pairs that are scored at a time."""
 REPEATS = 0.05
 """Where more than this share of the training rows repeat an item of their user, such items are recommended again."""
-COUNTS = ("popularity", "recent_popularity", "positives")
-"""Rules that count rows of an item: they predict no label."""
+COUNTS = ("popularity", "recent_popularity", "positives", "item_to_item", "item_knn", "als", "ease")
+"""Rules of which items users take: they predict no label."""
 QUARTERS, HALVINGS = 4, 12
 """Parts of the events whose first positives say how long an event counts, and how many times are compared."""
 

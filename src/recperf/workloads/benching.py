@@ -14,10 +14,13 @@ from .. import jsonfile
 from ..data import datasets
 from ..errors import MachineError, UsageError
 from ..files import write_json, writing
+from ..runs.bench import Bench, BenchModel, bench
 from ..runs.record import new_folder
-from ..runs.report.bench import Bench, BenchModel, bench
 from ..stop import FLAG, child, name_of
 from . import able, find
+
+USERS = 5000
+"""Users whose held-out item is ranked, at most."""
 
 
 def train_all(
@@ -64,9 +67,9 @@ def chosen(data: datasets.Dataset, models: str | None) -> list[str]:
 def trained(workload: str, data: datasets.Dataset, seeds: int, folder: Path) -> BenchModel:
     """Run `recperf run` in a process of its own: its memory is then the model's, and its end is no other model's."""
     command = [sys.executable, "-m", "recperf", "run", workload, "--data", data.name, "--json"]
-    command += ["--run-dir", str(folder), "--seeds", str(seeds), "--no-peaks", "--no-report", "--quiet"]
-    # The tables say how each model stands; a missed target would only add an error line.
-    command += ["--target.beat", "none"]
+    command += ["--run-dir", str(folder), "--seeds", str(seeds), "--no-peaks", "--quiet"]
+    # All models rank the same users' items among all items.
+    command += ["--ranking.users", str(USERS), "--ranking.negatives", "0"]
     with TemporaryFile() as output:
         # A group of its own: a Ctrl-C reaches it once, from here, so that it saves; a second one ends both.
         process = Popen(child(command), stdin=DEVNULL, stdout=output, process_group=0)

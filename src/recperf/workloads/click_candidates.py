@@ -23,9 +23,10 @@ from ..data.batch import ClickBatch
 from ..data.order import ClickOrder
 from ..data.tables import MemoryRows, Rows, Split
 from ..execution.workload import ScoredRows
-from ..train.baselines import MOST_TRAINING_ROWS, FeatureRows, click_rules
+from ..train.baselines import MOST_TRAINING_ROWS, ClickRule, FeatureRows, Rules, click_rules
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
+from ..train.row_histories import TrainingRows, by_history
 
 if TYPE_CHECKING:
     from ..data.rows.clicks import Clicks
@@ -69,7 +70,7 @@ class ItemColumns:
 
 
 class ClickCatalogue:
-    """The items of training rows, as candidates for validation rows."""
+    """The items of all rows, as candidates for validation rows."""
 
     user_rows_are = "training rows"
     meeting_is = SHOWN
@@ -80,25 +81,53 @@ class ClickCatalogue:
         valid: ScoredRows,
         columns: ItemColumns,
         batches: Callable[[Tensor, Tensor], Iterator[ClickBatch]],
+        taken: tuple[Tensor, Tensor],
     ) -> None:
+        """`taken`: of which training and validation rows the user took the item."""
         (self.users_N, self.items_N), (self.valid_users_N, valid_items_N) = _owners(train), _owners(valid)
         self.labels_N, self.rows_I, self.batches = train.labels_N, columns.rows_I, batches
         """`batches` yields validation rows, given by number, as if their items were these."""
-        self.items_I = self.rows_I.nonzero().squeeze(1)
+        self._valid, (self._taken_N, self._taken_V), self._times_N = valid, taken, train.times_N
+        # 0 stands for a missing item.
+        self.items_I = torch.unique(torch.cat([self.items_N, valid_items_N]))
+        self.items_I = self.items_I[self.items_I > 0]
         self.item_rows_N = self.rows_I[valid_items_N]
         users = _size(self.users_N, self.valid_users_N)
         self.user_rows_N = torch.bincount(self.users_N, minlength=users)[self.valid_users_N]
 
     @cached_property
     def repeats(self) -> float:
-        return repeated_share([(self.users_N, self.items_N)])
+        return repeated_share([(self.users_N[self._taken_N], self.items_N[self._taken_N])])
 
     @cached_property
     def _items_of(self) -> Callable[[int], Tensor]:
-        return grouped_items(self.users_N, self.items_N)
+        return grouped_items(self.users_N[self._taken_N], self.items_N[self._taken_N])
+
+    @cached_property
+    def _rows_of(self) -> Callable[[int], Tensor]:
+        taken_V = self._taken_V.nonzero().squeeze(1)
+        return grouped_items(self.valid_users_N[taken_V], taken_V)
 
     def seen(self, row: int) -> Tensor:
-        return self._items_of(int(self.valid_users_N[row]))
+        user, times_N = int(self.valid_users_N[row]), self._valid.times_N
+        trained = self._items_of(user)
+        if times_N is None:
+            return trained
+        _, items_N = _owners(self._valid)
+        rows = self._rows_of(user)
+        return torch.cat([trained, items_N[rows[times_N[rows] < times_N[row]]]])
+
+    @cached_property
+    def sequences(self) -> TrainingRows:
+        """The items that users took in training rows, in the order of time or, without times, of the rows."""
+        taken_N = self._taken_N
+        return TrainingRows.of(
+            self.users_N[taken_N],
+            self.items_N[taken_N],
+            None if self._times_N is None else self._times_N[taken_N],
+            users=_size(self.users_N, self.valid_users_N),
+            items=len(self.rows_I),
+        )
 
     @cached_property
     def _log_shares_I(self) -> Tensor:
@@ -107,8 +136,10 @@ class ClickCatalogue:
     def meeting(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
         return self._log_shares_I[items_P]
 
-    def rules(self) -> dict[str, Scorer]:
-        return item_rules(self.users_N, self.items_N, self.labels_N, len(self.rows_I), self.valid_users_N)
+    def rules(self) -> Rules[Scorer]:
+        """Counts and biases, then what ranks items by those that a user took."""
+        simple = item_rules(self.users_N, self.items_N, self.labels_N, len(self.rows_I), self.valid_users_N)
+        return Rules.of(simple) | by_history(self.sequences, self.valid_users_N)
 
 
 def _owners(rows: ScoredRows) -> tuple[Tensor, Tensor]:
@@ -138,7 +169,8 @@ def catalogue_of(clicks: ClickRows, batch_size: int) -> ClickCatalogue | None:
         store = MemoryRows(clicks.keys, clicks.slots, replaced)
         return ClickOrder(store=store, batch_size=batch_size, seed=0, split="valid").cut()
 
-    return ClickCatalogue(train, valid, columns, batches)
+    taken = [torch.from_numpy(clicks.taken(split)) for split in SPLITS]
+    return ClickCatalogue(train, valid, columns, batches, (taken[0], taken[1]))
 
 
 def add_rows(clicks: ClickRows, split: Split, *columns: tuple[Tensor, ItemColumns]) -> None:
@@ -163,7 +195,7 @@ def scored_rows(clicks: ClickRows, split: Split = "valid") -> ScoredRows:
     return ScoredRows(labels_N, *(None if column is None else torch.from_numpy(column) for column in columns))
 
 
-def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
+def imported_logits(clicks: ImportedClicks) -> Rules[Tensor]:
     """Of baselines on the features of imported clicks."""
     roles = {role: getattr(clicks.manifest, role) for role in ("user", "item")}
     names = {role: name if name in clicks.keys else None for role, name in roles.items()}
@@ -172,15 +204,16 @@ def imported_logits(clicks: ImportedClicks) -> dict[str, Tensor]:
     train = _feature_rows(clicks, clicks.every("train", step), {key: ids[0] for key, ids in before.items()})
     if clicks.count("choose"):
         train = replace(train, chooses_N=torch.from_numpy(clicks.chooses()[::step]))
-    rules = click_rules(train, **names)
-    logits: dict[str, list[Tensor]] = {name: [] for name in rules}
-    for first in range(0, clicks.count("valid"), AT_ONCE):
-        part = slice(first, first + AT_ONCE)
-        valid = clicks.rows_of("valid", part.start, part.stop)
-        rows = _feature_rows(clicks, valid, {key: ids[1][part] for key, ids in before.items()})
-        for name, rule in rules.items():
-            logits[name].append(rule(rows))
-    return {name: torch.cat(parts) for name, parts in logits.items()}
+
+    def scored(rule: ClickRule) -> Tensor:
+        parts = []
+        for first in range(0, clicks.count("valid"), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            valid = clicks.rows_of("valid", part.start, part.stop)
+            parts.append(rule(_feature_rows(clicks, valid, {key: ids[1][part] for key, ids in before.items()})))
+        return torch.cat(parts)
+
+    return click_rules(train, **names).then(scored)
 
 
 def fitted_step(clicks: ImportedClicks) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
 from ..models.tables import SHARED, HashedTable, SparseTables
 from ..stop import poll
-from ..train.baselines import bias_logits, synthetic_logits
+from ..train.baselines import MOST_CHOOSING, bias_logits, synthetic_logits
 from ..train.config import TrainConfig, one_cycle
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
@@ -77,6 +77,8 @@ class DrawnRows:
 
     def catalogue(self) -> None: ...
 
+    def own_ids(self, role: str) -> None: ...
+
     def strongest_feature(self) -> None: ...
 
     def verified(self) -> None: ...
@@ -95,7 +97,13 @@ class StoredRows:
                 if share >= NOTED_SHARE:
                     what = f"{few:,} of {seen:,} values of {name} share a table row, with {share:.0%} of training rows"
                     notice_once(f"{what}: each is in fewer than {clicks.manifest.min_count} of them")
-        self.data = {**clicks.describe(), **({"baseline_rows": -(-train // step)} if step > 1 else {})}
+        fitted = -(-train // step)
+        chosen = -(-fitted // -(-fitted // MOST_CHOOSING))
+        self.data = {
+            **clicks.describe(),
+            **({"baseline_rows": fitted} if step > 1 else {}),
+            **({"chosen_rows": chosen} if chosen < fitted and not isinstance(clicks, Clicks) else {}),
+        }
 
     def held_out(self, seed: int, rank_share: RankShare = WHOLE, split: Split = "valid") -> Iterable[ClickBatch]:
         order = ClickOrder(store=self.clicks, batch_size=SCORING_BATCH, seed=seed, split=split)
@@ -108,13 +116,16 @@ class StoredRows:
     def scored_rows(self) -> ScoredRows:
         return self.valid_rows
 
-    def baseline_logits(self) -> dict[str, Tensor]:
+    def baseline_logits(self) -> Mapping[str, Tensor]:
         if isinstance(self.clicks, Clicks):
             return bias_logits(self.samples("train"), self.samples("valid"))
         return imported_logits(self.clicks)
 
     def catalogue(self) -> ClickCatalogue | None:
         return catalogue_of(self.clicks, SCORING_BATCH)
+
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        return self.clicks.own_ids(role)
 
     def strongest_feature(self) -> tuple[str, float] | None:
         return strongest_feature(self.clicks)
@@ -147,14 +158,17 @@ class PreparedRows(Prepared):
     def catalogue(self) -> ClickCatalogue | None:
         return self._catalogue
 
-    def baseline_scorers(self) -> dict[str, Scorer]:
+    def baseline_scorers(self) -> Mapping[str, Scorer]:
         return {} if self._catalogue is None else self._catalogue.rules()
 
     def scored_rows(self) -> ScoredRows:
         return self.source.scored_rows()
 
-    def baseline_logits(self) -> dict[str, Tensor]:
+    def baseline_logits(self) -> Mapping[str, Tensor]:
         return self.source.baseline_logits()
+
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        return self.source.own_ids(role)
 
     def strongest_feature(self) -> tuple[str, float] | None:
         return self.source.strongest_feature()

@@ -54,6 +54,13 @@ class Clicks(SplitRows):
         ids_N: Ints = getattr(self.ratings, role)[self.index[split]]
         return ids_N
 
+    def taken(self, split: Split) -> Marks:
+        """Of which rows the user took the item: of all, whatever the rating."""
+        return np.ones(self.count(split), np.bool_)
+
+    def own_ids(self, role: str) -> None:
+        """The numbers of users and items are their ids."""
+
     def times(self, split: Split) -> Ints:
         return self.ratings.timestamp[self.index[split]]
 

@@ -9,7 +9,7 @@ Shapes: N rows, D dense features, S slots of ids, F sparse features.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ...errors import DataError
 from ...files import sha256
 from ..blocks import Column, verified
 from ..config import SplitConfig, SplitOptions
+from ..events.kinds import ANCHORS
 from ..files.values import MISSING as MISSING_TEXTS
 from ..known.opening import open_events
 from ..split.events import EventSplit, of_events
@@ -296,6 +297,21 @@ class ImportedClicks(SplitRows):
         column."""
         codes_N = _role(self.manifest, self.arrays, role)
         return None if codes_N is None else codes_N[self.index[split]].astype(np.int64)
+
+    def taken(self, split: Split) -> NDArray[np.bool_]:
+        """Of which rows the user took the item: as the events say that they were made of, else those with a positive
+        label."""
+        if not isinstance(self.split, EventSplit):
+            return self.labels(split) > 0
+        labelled_E = (self.split.store.kinds(slice(None)) & np.uint8(ANCHORS)) > 0
+        return np.asarray(self.split.taken(slice(None))[labelled_E][self.index[split]])
+
+    def own_ids(self, role: str) -> Sequence[str] | None:
+        """The ids in the user's file by the codes that `role_ids` returns, "" for a missing one; None where the column
+        is hashed."""
+        name = getattr(self.manifest, role)
+        vocabulary = self.columns.sparse[self.keys.index(name)][1]
+        return None if vocabulary.values is None else ["", *vocabulary.values.to_pylist()]
 
     def times(self, split: Split) -> NDArray[np.int64] | None:
         """The time of every row of a split in microseconds; None if the dataset has no times."""

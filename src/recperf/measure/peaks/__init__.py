@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .sampling import Effort
 
 SCHEMA = 2
+LOOK_S = 1.0
+"""Seconds for which other work is watched before ceilings that were disturbed are measured again."""
 FIX = "recperf peaks"
 R = TypeVar("R", bound=Rates)
 Say = Callable[[str], None]
@@ -80,7 +82,7 @@ def _store(peaks: Peaks, say: Say) -> None:
 def quiet_now() -> bool:
     """Whether other processes leave the cores alone at the moment."""
     other_work = OtherWork()
-    sleep(0.2)
+    sleep(LOOK_S)
     return (other_work.share() or 0.0) <= QUIET
 
 

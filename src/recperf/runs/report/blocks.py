@@ -47,6 +47,8 @@ class Cell:
     """Whether the figure uses the lighter shade."""
     second_line: str = ""
     """A smaller line below; beside the text in a terminal."""
+    link: str = ""
+    """Address that a page links the text to."""
     width: int = 0
     """Shorten the text to this many characters; the page shows the whole text on hover. 0: never shorten."""
 
@@ -152,7 +154,9 @@ class Report:
     measured: bool
     """Whether the verdict rests on measurements."""
     command: str = ""
-    """The command that would measure the verdict."""
+    """The command that would measure what was not."""
+    picture: Figure | None = None
+    """Between the verdict and the facts."""
     facts: list[tuple[str, str | Cell]] = field(default_factory=list)
     """What matters most, by name; an empty name continues the fact before it."""
     sections: list[Section] = field(default_factory=list)

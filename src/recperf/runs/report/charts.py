@@ -13,7 +13,7 @@ from ...measure.profile_records import Component, RooflinePoint
 from ...measure.spans import PHASES
 from ...units import digits
 from .blocks import Figure
-from .formats import byte_rate, component, flop_rate, percent, scaled, short
+from .formats import byte_rate, component, flop_rate, percent, plus_minus, scaled, short
 from .page import Sheet, columns_of, decades, evenly, family, round_steps, ticks, tone
 
 if TYPE_CHECKING:
@@ -90,6 +90,49 @@ def _segments(axes: Axes, parts: Sequence[BarPart], top: float, height: float, p
         start += part.value
 
 
+@dataclass(frozen=True)
+class Dot:
+    """A value with its interval, where that is known."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    is_model: bool = False
+
+
+def dots(rows: Sequence[Dot]) -> Sheet:
+    """One value with its interval per row."""
+    names = min(260 if columns_of(2) == 2 else 132, 18 + CHARACTER * max(len(row.name) for row in rows))
+    each, foot, inset = 28, 30, 16
+    sheet = Sheet(each * len(rows) + foot)
+    axes = sheet.axes(names + inset, 0, inset, foot)
+    ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
+    least, most = min(ends), max(ends)
+    room = (most - least or abs(most) or 1.0) * 0.06
+    axes.set_xlim(least - room, most + room)
+    axes.set_ylim(each * len(rows), 0)
+    marked = round_steps(least - room, most + room, 3 * columns_of(2))
+    ticks(axes, "x", marked, evenly(marked), grid=True)
+    for place, row in enumerate(rows):
+        middle, color = each * (place + 0.5), tone("accent" if row.is_model else "muted")
+        label = short(row.name, round((names - 18) / CHARACTER))
+        sheet.text(0, middle, label, va="center", color="ink", weight="bold" if row.is_model else "normal")
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [middle, middle], color=color, lw=2.2, solid_capstyle="round")
+        axes.plot(row.value, middle, "o", ms=7, color=color)
+    return sheet
+
+
+def dots_figure(key: str, title: str, rows: Sequence[Dot], caption: str = "") -> Figure:
+    """Values of a metric with their intervals, the best first."""
+    listed = ", ".join(
+        f"{row.name} {plus_minus(row.value, row)}" if row.low is not None else f"{row.name} {row.value:.4f}"
+        for row in rows
+    )
+    return Figure(key, f"{title}: {listed}", caption or f"{title}, with 95 % intervals.", lambda: dots(rows))
+
+
 GROUPS = 160
 """Points of a curve over the steps; more would not be visible."""
 FEW_POINTS = 40
@@ -156,7 +199,7 @@ def _curve(axes: Axes, series: Series, target: float | None) -> None:
         _note(axes, "target", (steps[-1], target), (0, 4), "right")
 
 
-Dot = tuple[int, str, float, float]
+Point = tuple[int, str, float, float]
 """A part of a step on the roofline: the number of its row in the table, its name, FLOP per byte and FLOP/s."""
 
 
@@ -181,7 +224,7 @@ def roofline_figure(key: str, points: list[RooflinePoint]) -> list[Figure]:
     ]
 
 
-def roofline(bandwidth: float, peak: float, dots: list[Dot]) -> Sheet:
+def roofline(bandwidth: float, peak: float, dots: list[Point]) -> Sheet:
     """FLOP/s against FLOP per byte on logarithmic axes: the slope is the bandwidth, the flat line the peak FLOP/s."""
     sheet = Sheet(360)
     axes = sheet.axes(58, 40, 16, 42)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -12,7 +13,7 @@ from ... import units
 from ...jsonfile import Struct
 from ...measure.records import Percentiles
 from ...tasks import TASKS
-from ..result import Difference, Overall, Throughput
+from ..result import Difference, Overall, Throughput, Waited
 
 NONE = "–"
 """Shown where a row has no value."""
@@ -70,6 +71,23 @@ def whole_time(overall: Overall) -> str:
     return f"{time(1e3 * overall.seconds)}: {listed}"
 
 
+def waited(time: Waited) -> str:
+    """`81 s: 2 training, 51 baselines, 18 measuring, 10 other`, rounded so that the parts add up."""
+    named = [part for part in time.__struct_fields__ if part != "seconds"]
+    unit, size = next((one for one in (("h", 3600.0), ("min", 60.0)) if time.seconds >= 2 * one[1]), ("s", 1.0))
+    digits = 0 if time.seconds >= 10 * size else 1
+    step = size / 10**digits
+    counts = {part: math.floor(getattr(time, part) / step) for part in named}
+    total = max(sum(counts.values()), round(time.seconds / step))
+    # The largest remainders are rounded up.
+    for part in sorted(named, key=lambda part: counts[part] - getattr(time, part) / step)[
+        : total - sum(counts.values())
+    ]:
+        counts[part] += 1
+    parts = ", ".join(f"{n / 10**digits:,.{digits}f} {part.removesuffix('_s')}" for part, n in counts.items() if n)
+    return f"{total / 10**digits:,.{digits}f} {unit}: {parts}"
+
+
 def measuring_cost(share: float, step_ms: Percentiles) -> str:
     """What measuring adds to a step, compared with the spread of the steps from p20 to p80."""
     small = share * step_ms.p50 < step_ms.p80 - step_ms.p20
@@ -119,23 +137,41 @@ def gain(ratio: float | None, range_: Sequence[float] | None = None) -> str:
     return f"{ratio:.2f}x" + (f" ({range_[0]:.2f}x to {range_[1]:.2f}x)" if range_ else "")
 
 
-def side(value: float) -> str:
-    """A difference: `0.0051 below`."""
-    return f"{abs(value):.4f} {'below' if value < 0 else 'above'}"
+class Ends(Protocol):
+    """An interval."""
+
+    @property
+    def low(self) -> float | None: ...
+
+    @property
+    def high(self) -> float | None: ...
 
 
-def sides(low: float, high: float) -> str:
-    """The interval of a difference: `0.0101 below to 0.0271 above`, `0.0101 to 0.0271 below`."""
-    if low < 0 < high:
-        return f"{side(low)} to {side(high)}"
-    near, far = sorted((low, high), key=abs)
-    return f"{abs(near):.4f} to {side(far)}"
+def plus_minus(value: float, ends: Ends) -> str:
+    """A value with half of its interval: `0.785 ± 0.010`."""
+    half = ((ends.high or 0.0) - (ends.low or 0.0)) / 2
+    digits = 3 if half >= 0.0095 or half == 0 else min(6, 1 - math.floor(math.log10(half)))
+    return f"{value:.{digits}f} ± {half:.{digits}f}"
+
+
+def place(row: Difference) -> str:
+    """Where a model stands beside another, in few words: `above`, `below`, `no clear difference`, or why it is not
+    known."""
+    if row.standing != "level":
+        return row.standing
+    if row.needed is None:
+        return "no clear difference"
+    return f"not enough {row.by} to tell ({count(row.units)}; about {count(row.needed)} are needed)"
 
 
 def stands(row: Difference) -> str:
-    """`0.0120 above item-kNN (0.0080 to 0.0160 above)`; level with it where the interval includes 0."""
-    place = "level with" if row.standing == "level" else side(row.difference)
-    return f"{place} {baseline(row.baseline)} ({sides(row.low, row.high)})"
+    """`0.012 ± 0.004 above item-kNN`, or why that cannot be said."""
+    name = baseline(row.baseline)
+    if row.standing != "level":
+        return f"{plus_minus(abs(row.difference), row)} {row.standing} {name}"
+    if row.needed is None:
+        return f"no clear difference from {name} ({plus_minus(row.difference, row)})"
+    return place(row).replace(" to tell", f" to tell from {name}")
 
 
 def of_ceiling(share: float | None, bound: str) -> str:

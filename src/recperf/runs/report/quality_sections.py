@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from ...tasks import NDCG, Task, named, signed
 from ..derive import best_of, better_side, compared, leading_interval, limit_text
-from ..result import CalibrationBin, Difference, Metrics, Ranking, Result
-from .blocks import Block, Cell, Section, Table, Text, cells, table_of
-from .formats import NONE, baseline, count, metric, percent, sentence, side, sides, stands
+from ..result import CalibrationBin, Difference, Interval, Metrics, Ranking, Result
+from . import charts
+from .blocks import Block, Cell, Figure, Section, Table, Text, cells, table_of
+from .formats import NONE, baseline, count, metric, percent, place, plus_minus, sentence, stands
 
 SEGMENTS = {"new_users": "new users", "rare_items": "rare items", "the_rest": "the rest"}
 
@@ -21,15 +22,43 @@ def tone(row: Difference) -> str:
 
 def sections(result: Result) -> list[Section]:
     part, asked = result.quality, target_text(result)
-    reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(result)]))
-    blocks: list[Block] = [Text(f"Target: {asked}; {reached}." if asked else "No target set.", "lead")]
+    blocks: list[Block] = []
+    if asked:
+        reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(result)]))
+        blocks = [Text(f"Target: {asked}; {reached}.", "lead")]
     blocks += [Text(text) for text in certainty(result)]
-    blocks += [Text(sentence(text), "warning") for text in part.warnings]
+    blocks += [Text(sentence(text), "warning") for text in (*part.warnings, *left_out(result))]
     more = [*_ranking(result), *_segments(result), *_calibration(result)]
     return [
         Section("quality", "Quality", [*blocks, quality_table(result)]),
         *([Section("qualities", "Quality in detail", more)] if more else []),
     ]
+
+
+MOST_DOTS = 9
+"""Baselines in a picture, the best."""
+
+
+def picture(result: Result, key: str) -> Figure:
+    """The leading metric of the model beside those of its baselines."""
+    part, task = result.quality, named(result.task)
+    name, ends = task.leading, leading_interval(task, part)
+    known = part.ranking.baseline_intervals if task.ranks_items and part.ranking else part.baseline_intervals
+    own = charts.Dot(result.workload, part.metrics[name], *_ends(ends), is_model=True)
+    rules = [rule for rule in part.baselines if name in part.baselines[rule]]
+    rules = [rule for rule in rules if rule != "majority"] or rules
+    rows = [charts.Dot(baseline(rule), part.baselines[rule][name], *_ends((known or {}).get(rule))) for rule in rules]
+    rows = sorted(rows, key=lambda row: -signed(name, row.value))[:MOST_DOTS]
+    rows = sorted([own, *rows], key=lambda row: -signed(name, row.value))
+    lower = ", lower is better" if better_side(name) == "below" else ""
+    certain = "with 95 % intervals" if ends else "without intervals"
+    held_out = f"{count(result.data.valid_rows)} held-out {'users' if task.ranks_items else 'rows'}"
+    caption = f"{metric(name)}{lower}, {certain}: the model beside its baselines, on {held_out}."
+    return charts.dots_figure(f"{key}-picture", metric(name), rows, caption)
+
+
+def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (interval.low, interval.high) if interval else (None, None)
 
 
 def quality_table(result: Result) -> Table:
@@ -42,11 +71,12 @@ def quality_table(result: Result) -> Table:
         """The 95 % interval of the leading metric of labels; else the standard deviation over the seeds."""
         one = ends.get(rule) if name == task.leading else None
         if one:
-            return f"{one.low:.3f} to {one.high:.3f}"
+            return plus_minus(metrics_of[rule][name], one).partition(" ")[2]
         return f"± {part.spread[name]:.4f}" if not rule and name in part.spread else ""
 
     rows = []
-    for rule, metrics in {"": part.metrics, **dict(reversed(part.baselines.items()))}.items():
+    metrics_of = {"": part.metrics, **dict(reversed(part.baselines.items()))}
+    for rule, metrics in metrics_of.items():
         title = Cell(baseline(rule), swatch="other") if rule else Cell(result.workload, "strong", "accent")
         values = (
             Cell(
@@ -69,6 +99,8 @@ def quality_table(result: Result) -> Table:
         note += f" Below each {metric(task.leading)} is its 95 % interval."
     if data.baseline_rows:
         note += f" The baselines were fitted on {count(data.baseline_rows)} of them, at equal distances."
+    if data.chosen_rows and "gradient_boosting" in part.baselines:
+        note += f" Gradient boosting chose its columns and rounds on {count(data.chosen_rows)} of them."
     if "planted" in part.baselines:
         note += " The synthetic data was drawn from its true model: no model can do better."
     return Table(("", *(metric(name) for name in names)), rows, note)
@@ -82,6 +114,12 @@ def needed(result: Result) -> dict[str, float]:
         bar = quality.baselines[beat][name]
         target[name] = max(bar, target.get(name, bar), key=lambda value: signed(name, value))
     return target
+
+
+def left_out(result: Result) -> list[str]:
+    """Which baselines there was no time for."""
+    names = ", ".join(map(baseline, result.quality.left_out))
+    return [f"no time for {names}: --baseline-seconds 0 allows all the time they take"] if names else []
 
 
 def target_text(result: Result) -> str:
@@ -99,7 +137,7 @@ def quality_fact(result: Result) -> str:
     labels, where its ranking stands, and whether its log loss or calibration is worse."""
     part, task = result.quality, named(result.task)
     name, ranking, ends = task.leading, part.ranking, leading_interval(task, part)
-    text = f"{metric(name)} {part.metrics[name]:.4f}" + (f" ({ends.low:.3f} to {ends.high:.3f})" if ends else "")
+    text = f"{metric(name)} {plus_minus(part.metrics[name], ends) if ends else f'{part.metrics[name]:.4f}'}"
     if best := best_of(compared(task, part)):
         text += f", {stands(best)}"
     if ranking and not task.ranks_items and (best := best_of(ranking.differences)):
@@ -114,15 +152,15 @@ def certainty(result: Result) -> list[str]:
     bounds, best = part.interval, best_of(part.differences)
     if bounds:
         sentences.append(
-            f"{metric(leading)} {part.metrics[leading]:.4f} ({bounds.low:.3f} to {bounds.high:.3f}, 95 %), from "
-            f"{bounds.replicates} bootstrap samples of {count(bounds.units)} {bounds.by}."
+            f"{metric(leading)} {plus_minus(part.metrics[leading], bounds)} (95 %), from {bounds.replicates} bootstrap "
+            f"samples of {count(bounds.units)} {bounds.by}."
         )
     if best:
         seeds = f"{best.seeds} seed{'s' * (best.seeds > 1)}"
         worse = 1 - best.below_zero if better_side(leading) == "below" else best.below_zero
         sentences.append(
-            f"{metric(leading)} {side(best.difference)} {baseline(best.baseline)} ({sides(best.low, best.high)}), "
-            f"{seeds}; the baseline is better in {percent(worse, 1)} of the bootstrap samples."
+            f"{metric(leading)} {stands(best)}, {seeds}; the baseline is better in {percent(worse, 1)} of the "
+            "bootstrap samples."
         )
     for row in part.probabilities:
         # A gain in AUC may be a loss in log loss or calibration.
@@ -155,25 +193,28 @@ def _ranked_by(ranking: Ranking, task: Task) -> str:
 
 
 def to_beat(result: Result) -> Difference | None:
-    """The difference to the baseline that the model had to beat; None if it is not known."""
+    """The difference to the baseline that the model had to beat, by default the best; None if it is not known."""
     task, quality = named(result.task), result.quality
-    beat = task.baseline_to_beat(quality.target.beat, quality.baselines)
+    beat = task.baseline_to_beat(quality.target.beat or "best", quality.baselines)
     return next((row for row in compared(task, quality) if row.baseline == beat), None)
 
 
 def standing_text(result: Result) -> str:
-    """How far the model is above or below the baseline that it had to beat; empty if that is not known."""
+    """How far the model is above or below that baseline; empty if that is not known."""
     row = to_beat(result)
     return stands(row) if row else ""
 
 
 def outcome(result: Result) -> str:
-    """Whether the target was met, in few words."""
-    row = to_beat(result)
-    if result.quality.met:
+    """Whether the target was met and, where it was not or where there is none, how the model stands, in few words."""
+    row, asked = to_beat(result), target_text(result)
+    if asked and result.quality.met:
         return "target met"
-    where = {"": "level with", "bad": row.standing}.get(tone(row)) if row else None
-    return f"target missed: {where} {baseline(row.baseline)}" if row and where else "target missed"
+    missed = ["target missed"] if asked else []
+    if row is None or (missed and tone(row) == "good"):
+        return "".join(missed)
+    where = row.standing if row.standing != "level" else f"{place(row).partition(' (')[0]} from"
+    return ": ".join([*missed, f"{where} {baseline(row.baseline)}"])
 
 
 def _ranking(result: Result) -> list[Block]:
@@ -205,9 +246,9 @@ def _ranking_table(workload: str, ranking: Ranking, note: str) -> Table:
     rows = [(Cell(workload, "strong", "accent"), *own, Cell(NONE))]
     for row in ranking.differences:
         values = [f"{ranking.baselines[row.baseline][one]:.4f}" for one in names]
-        difference = Cell(side(row.difference), tone(row), second_line=sides(row.low, row.high))
+        difference = Cell(plus_minus(row.difference, row), tone(row), second_line=place(row))
         rows.append(cells(Cell(baseline(row.baseline), swatch="other"), *values, difference))
-    return Table(("", *(metric(name) for name in names), f"{metric(NDCG)} of the model"), rows, note)
+    return Table(("", *(metric(name) for name in names), f"{metric(NDCG)} of the model less it"), rows, note)
 
 
 def _segments(result: Result) -> list[Block]:

@@ -20,7 +20,7 @@ from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric
-from .quality_sections import needed, outcome, quality_fact, target_text
+from .quality_sections import left_out, needed, outcome, quality_fact
 from .step_sections import advice_facts, headline, keyed
 
 UNSTEADY = 1.25
@@ -29,7 +29,6 @@ UNSTEADY = 1.25
 
 def report(run: Evidence, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
-    verdict = run.profile.verdict if run.profile else None
     listed = [*quality_sections.sections(run.result), *step_sections(run, key)]
     if short:
         listed = [section for section in listed if section.key in ("timeline", "quality", "budget")]
@@ -41,24 +40,25 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
         title=run.workload,
         name=run.name,
         subtitle=" · ".join(_subtitle(run.result)),
-        verdict=headline(verdict) if verdict else "What limits this run was not measured.",
-        measured=bool(verdict),
-        command="" if verdict else run.profile_command,
+        verdict=quality_fact(run.result),
+        measured=True,
+        picture=quality_sections.picture(run.result, key),
+        command="" if run.profile else run.profile_command,
         facts=_facts(run),
         sections=arranged([*listed, reproduce(run)]),
     )
 
 
 def _subtitle(result: Result) -> list[str]:
-    """What was trained on, for how long, and whether the target was met."""
+    """What was trained on, how often, and how the model stands."""
     data, overall, trials = result.data, result.performance.overall, len(result.quality.seeds)
     parts = [f"{data.name} (synthetic)" if data.synthetic else data.name]
     if overall:
         epochs = overall.samples / max(1, data.train_rows) / trials
         whole = epochs > 0.995 and abs(epochs - round(epochs)) < 0.005 * epochs
         amount = f"{epochs:,.0f} epoch{'s' * (epochs > 1.5)}" if whole else f"{overall.steps // trials:,} steps"
-        parts.append(f"{amount}{f', {trials} seeds' if trials > 1 else ''} in {fmt.time(1e3 * overall.seconds)}")
-    return [*parts, *([outcome(result)] if target_text(result) else [])]
+        parts.append(f"{amount}{f', {trials} seeds' if trials > 1 else ''}")
+    return [*parts, *filter(None, [outcome(result)])]
 
 
 def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
@@ -70,15 +70,16 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
         f"; one item of each of {count(result.data.valid_rows)} is ranked" if named(result.task).ranks_items else ""
     )
     changes = (f"changed {change_text(change)}" for change in result.provenance.changes)
-    notes = "; ".join([*result.quality.warnings, *changes])
+    notes = "; ".join([*result.quality.warnings, *left_out(result), *changes])
     facts: list[tuple[str, str | Cell]] = [
         ("quality", quality_fact(result)),
         *([("note", notes)] if notes else []),
+        *([("time", fmt.waited(performance.waited))] if performance.waited else []),
         ("held out", result.data.held_out_text + ranked),
         ("speed", f"{fmt.throughput(performance.steady)}, {step}, {device}"),
     ]
     if run.profile is None:
-        return [*facts, ("limit", NOT_MEASURED)]
+        return [*facts, ("limit", "what limits a step was not measured")]
     advice = profile_report.advice_of(run.profile, run.figures) if run.figures else None
     return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(advice)]
 

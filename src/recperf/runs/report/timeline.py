@@ -13,6 +13,7 @@ from ...measure.limit_kinds import LIMITS
 from ...measure.places import place_text
 from ...measure.records import DividedOperator, TracedCall, TracedStep
 from ...measure.timeline import DEVICE, HOST, INPUT, OTHERS
+from ...measure.trace.nesting import between, merged
 from . import formats as fmt
 from .blocks import Lane, Report, Section, Stretch, Timeline
 
@@ -20,6 +21,10 @@ LANES = (INPUT, HOST, OTHERS, DEVICE)
 MOST = 1600
 """Calls of a lane that are drawn; recperf stores fewer."""
 UNKNOWN = "no work on the device"
+PYTHON = "python"
+"""The limit of the time between operators."""
+SHORTEST = 5000
+"""Shorter parts of a step are not drawn as Python."""
 
 
 def sections(step: TracedStep | None, operators: Sequence[DividedOperator], plain_ms: float) -> list[Section]:
@@ -41,11 +46,14 @@ def block(step: TracedStep, operators: Sequence[DividedOperator], plain_ms: floa
             limits.add(limit)
             alone = following is None or following.start_us >= call.start_us + call.us
             stretches.append(_stretch(call, row, limit, step.us, named=alone))
+        if name == HOST:
+            stretches += (gaps := list(_python(step)))
+            limits |= {PYTHON} if gaps else set()
         if stretches:
             lanes.append(Lane(name, stretches))
     slower = plain_ms and 1e3 * plain_ms < 0.95 * step.us
     caption = f"The median traced step{f'; without tracing a step takes {fmt.time(plain_ms)}' if slower else ''}. "
-    caption += "Gaps in the host lane are Python and waits between operators; short calls are joined."
+    caption += "Between operators the host runs Python; short calls are joined."
     counts = {lane.name: len(lane.stretches) for lane in lanes}
     listed = "; ".join(f"{name}: {count} call{'s' * (count != 1)}" for name, count in counts.items())
     return Timeline(
@@ -55,6 +63,18 @@ def block(step: TracedStep, operators: Sequence[DividedOperator], plain_ms: floa
         lanes=lanes,
         legend=[(limit, _colour(limit)) for limit in (*LIMITS, UNKNOWN) if limit in limits],
     )
+
+
+def _python(step: TracedStep) -> Iterator[Stretch]:
+    """The time between the calls of the steps' thread in which nothing of the step ran on the host."""
+    on_host = [(call.start_us, call.start_us + call.us) for call in step.calls if call.lane != DEVICE]
+    # At its end the host may have gone on to the next step, or wait for the device.
+    end = step.us if len(on_host) == len(step.calls) else max((stop for _, stop in on_host), default=0.0)
+    for start, stop in between(0.0, end, merged(on_host)):
+        if stop - start >= step.us / SHORTEST:
+            width = 100 * (stop - start) / step.us
+            text = f"Python between operators · {fmt.time((stop - start) / 1e3)} · {PYTHON}"
+            yield Stretch(100 * start / step.us, width, _colour(PYTHON), text, PYTHON)
 
 
 def _colour(limit: str) -> str:
@@ -84,7 +104,8 @@ def picture_of(report: Report) -> str:
     blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Timeline)]
     if not blocks:
         raise DataError("there is no traced step to draw", fix="measure it again: older records have none")
-    return picture(blocks[0], f"One step of {report.title}. {report.verdict}")
+    limit = dict(report.facts).get("limit", report.verdict)
+    return picture(blocks[0], f"One step of {report.title}. {limit}")
 
 
 def picture(timeline: Timeline, title: str) -> str:

@@ -33,18 +33,18 @@
       box.addEventListener("change", () => { box.checked ? chosen.add(run.name) : chosen.delete(run.name); list(); });
       name.append(box);
     }
-    const page = run.state === "finished" || run.state === "profile";
+    const page = ["finished", "profile", "bench"].includes(run.state), second = text => text ? [element("span", { class: "second" }, text)] : [];
     name.append(page ? element("a", { href: link("run", run.name) }, run.name) : run.name);
-    name.append(element("span", { class: "second" }, run.workload));
+    name.append(...second([run.workload, run.data].filter(Boolean).join(" · ")));
     const state = element("span", { class: `state ${run.state}` }, run.state);
     const cell = (label, kind, ...content) => element("td", { "data-label": label, class: kind }, ...(content.join("") ? [element("span", {}, ...content)] : []));
-    const problem = run.problem ? [element("span", { class: "second" }, run.problem)] : [];
-    return element("tr", { "data-run": run.name }, name, cell("state", "left", state, ...problem), cell("quality", "left", run.quality),
+    const below = [...second(run.date), ...second(run.problem), ...(run.resume ? [element("code", { class: "second" }, run.resume)] : [])];
+    return element("tr", { "data-run": run.name }, name, cell("state", "left", state, ...below), cell("quality", "left", run.quality, ...second(run.outcome)),
       cell("speed", "num", run.speed), cell("step", "num", run.step), cell("limit", "left", run.limit));
   }
   function list() {
     choose();
-    const words = filter.value.toLowerCase().split(/\s+/), text = run => `${run.name} ${run.workload} ${run.limit} ${run.state}`.toLowerCase();
+    const words = filter.value.toLowerCase().split(/\s+/), text = run => `${run.name} ${run.workload} ${run.data} ${run.limit} ${run.state}`.toLowerCase();
     rows.replaceChildren(...runs.filter(run => words.every(word => text(run).includes(word))).map(row));
   }
   function plot(title, points) {

@@ -12,17 +12,18 @@ from ...distributed.config import DistributedConfig
 from ...distributed.ranks import current
 from ...errors import ConfigError
 from ...execution.tables import require_table_memory, table_share
-from ...execution.workload import Estimate, TrialsConfig, Workload, quality_claims
+from ...execution.workload import Estimate, TrialsConfig, Workload, claiming
 from ...measure.cost import FLOAT
 from ...models.config import DLRMConfig, dlrm_memory, dlrm_step, sparse_dlrm_step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES
 from ...tasks import CLICK_LABELS
-from ...train.config import PLAIN, DLRMTrainConfig, FastConfig, TargetConfig, settings_for_rows
+from ...train.config import PLAIN, DLRMTrainConfig, FastConfig, settings_for_rows
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...planning.work import PlannedWorkload
+    from ...runs.contract import Claim
 
 KAGGLE_ROWS = (
     1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194, 27, 14_992, 5_461_306,
@@ -107,7 +108,6 @@ class DLRMWorkloadConfig(TrialsConfig):
     model: DLRMModelConfig = field(default_factory=DLRMModelConfig)
     train: DLRMTrainConfig = field(default_factory=DLRMTrainConfig)
     fast: FastConfig = field(default_factory=FastConfig)
-    target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="none"))
     tables: TablesConfig = field(default_factory=TablesConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -205,7 +205,7 @@ def on_clicks(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfi
         config = clicks(manifest.rows, sum(column.categories for column in manifest.columns))
         validate = config.train.epochs > 1
     data = DLRMDataConfig(source="clicks", path=dataset.folder, validate=validate)
-    return replace(config, data=data, target=TargetConfig(beat="best"))
+    return replace(config, data=data)
 
 
 def on_events(config: DLRMWorkloadConfig, dataset: Dataset) -> DLRMWorkloadConfig:
@@ -322,10 +322,18 @@ def planned(config: DLRMWorkloadConfig) -> PlannedWorkload:
 
 
 def bounds(config: DLRMWorkloadConfig) -> dict[str, Any]:
-    """The bounds a result is judged by: without rows of a user the only baseline is the majority class."""
+    """The bounds to reach: of drawn rows the only baseline is the majority class."""
     if config.data.source == "clicks":
         return config.target.bounds("best", *CLICK_LABELS.baselines)
     return config.target.bounds("majority")
+
+
+def claims(config: DLRMWorkloadConfig) -> tuple[Claim, ...]:
+    """Of drawn rows, whose labels are chance, nothing but what the user set."""
+    from ...runs.contract import quality_target
+
+    claimed = config if config.data.source == "random" else claiming(config)
+    return (quality_target(lambda *_: bounds(claimed)),)
 
 
 DLRM = Workload(
@@ -341,7 +349,7 @@ DLRM = Workload(
         "experiment-plain": experiment_plain,
     },
     estimate=estimate,
-    claims=quality_claims(bounds),
+    claims=claims,
     checks="recperf.workloads.dlrm.build:check",
     build="recperf.workloads.dlrm.build:PreparedDLRM",
     plan="recperf.workloads.dlrm.config:planned",

@@ -18,7 +18,7 @@ from ...distributed.ranks import current
 from ...distributed.shares import SharedScores
 from ...execution.submission import Submission, micro_batch
 from ...execution.tables import placed_tables, table_share
-from ...execution.workload import Predictions, Prepared
+from ...execution.workload import Predictions, Prepared, Trial
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare
@@ -130,7 +130,7 @@ class PreparedHistories(EventWindows, Prepared):
         return row, row * sum(self.config.model.table_rows.values())
 
 
-class HistoryTrial:
+class HistoryTrial(Trial):
     """One model, its optimizer and the order of its batches."""
 
     def __init__(self, prepared: PreparedHistories, seed: int) -> None:

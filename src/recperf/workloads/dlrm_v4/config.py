@@ -271,7 +271,7 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
     )  # fmt: skip
     # Scoring has no gradients to keep: in batches of a thousand it is twice as fast as in batches of training.
     evaluate = replace(config.evaluate, batch_size=1024)
-    return replace(config, data=data, model=model, train=train, evaluate=evaluate, target=TargetConfig(beat="best"))
+    return replace(config, data=data, model=model, train=train, evaluate=evaluate)
 
 
 def resolve(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
@@ -363,7 +363,8 @@ def require_room(config: DLRMv4WorkloadConfig) -> None:
 def bounds(config: DLRMv4WorkloadConfig, *, neighbours: bool = True) -> dict[str, Any]:
     """Quality to reach; large stores have no `neighbours`, and so no item-kNN."""
     running = ("running_means", "gradient_boosting", "rates_regression", *(["item_knn"] if neighbours else ()))
-    return config.target.bounds(*BIASES, "popularity", *(running if config.data.baselines == "all" else ()))
+    rules = (*BIASES, "popularity", *(running if config.data.baselines == "all" else ()))
+    return config.target.bounds(*(rules if config.data.path is None else ("best", *rules)))
 
 
 DLRM_V4 = Workload(

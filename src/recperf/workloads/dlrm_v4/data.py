@@ -6,9 +6,9 @@ Shapes: N anchors, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data.events.kinds import DRAWN, POSITIVE
-from ...data.events.store import EventStore
+from ...data.events.store import EventStore, own_ids
 from ...data.known import event_files as catalogue
 from ...data.known.opening import open_events
 from ...data.known.yambda.yambda_like import of_size
@@ -30,7 +30,7 @@ from ...data.streaming.rates import MOST_COMPARED_EVENTS, RunningRates
 from ...data.streaming.windows import Users, WindowIndex
 from ...errors import DataError
 from ...execution.workload import MOST_ROWS, ScoredRows
-from ...train.baselines import bias_logits, popularity, regression
+from ...train.baselines import MOST_CHOOSING, Rules, bias_logits, can_boost, popularity, regression
 from ...train.loop import Position
 from ...train.ranking import RecentShares, item_rules, repeated_share
 from .config import DLRMv4WorkloadConfig, EventsConfig, bounds, require_room, split_of
@@ -43,7 +43,7 @@ MOST_BASELINE_ROWS = 4_000_000
 """The simple rules learn from the newest anchors, at most this many."""
 MOST_ROWS_BESIDE = 200_000
 """Anchors that the regression which is added to the model learns from."""
-MOST_ROWS_TO_FIT = 1_000_000
+MOST_ROWS_TO_FIT = 300_000
 """Gradient boosting learns from the newest training anchors, at most this many."""
 
 
@@ -106,6 +106,8 @@ class EventWindows:
             "synthetic": self.store.synthetic,
             **(self._window_facts() if self.split is None else self.split.facts(self.store.split_note)),
         }
+        if config.data.baselines == "all" and train.samples > MOST_CHOOSING:
+            self.data["chosen_rows"] = MOST_CHOOSING
         left_out = int(train.counts_S.sum()) - train.samples
         if left_out:
             self.data["skipped"] = {"anchors that fill no batch at the end of their window": left_out}
@@ -203,15 +205,21 @@ class EventWindows:
         """The items that scored anchors are ranked among."""
         newest_N, scored_N = self._newest_positions, self._scored_positions(self.part_at(None))
         users_N, items_N = self._newest_samples.ids_FN
-        happened_N = torch.from_numpy((self.store.kinds(newest_N) & np.uint8(DRAWN)) == 0)
-        repeats = repeated_share([(users_N[happened_N], items_N[happened_N])])
+        taken_N = torch.from_numpy(self._taken(newest_N))
+        repeats = repeated_share([(users_N[taken_N], items_N[taken_N])])
 
         def find_shares() -> RecentShares | None:
             # Items that appear after the training do not compete, so an anchor's own must not count either.
             trained_N = np.isin(self.store.items_at(scored_N), items_N.numpy()) & (self.unknown_E is None)
             return self.shares(np.concatenate([newest_N, scored_N[trained_N]]))
 
-        return EventCatalogue(self.store, items_N, scored_N, repeats, find_shares)
+        return EventCatalogue(self.store, items_N, scored_N, repeats, self._taken, find_shares)
+
+    def _taken(self, which: slice | Positions) -> NDArray[np.bool_]:
+        """Of which events the user took the item; without a split of own data, of all that happened."""
+        if self.split is not None:
+            return self.split.taken(which)
+        return np.asarray((self.store.kinds(which) & np.uint8(DRAWN)) == 0)
 
     def shares(self, positions_N: Positions | None = None) -> RecentShares | None:
         """How likely users meet items, from these events, or from the newest of all; what counts as recent comes from
@@ -232,13 +240,16 @@ class EventWindows:
     def catalogue(self) -> EventCatalogue:
         return self.events
 
-    def baseline_scorers(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        return own_ids(self.store, role)
+
+    def baseline_scorers(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         train = self._newest_samples
         users_N = torch.from_numpy(self.store.users_of(self.events.positions_N))
         rules = item_rules(train.ids_FN[0], train.ids_FN[1], train.labels_N, self.store.items, users_N)
         if self.events.shares is not None:
             rules["recent_popularity"] = self.events.meeting
-        return {**rules, **{name: self._ranks_by(rule) for name, rule in self._running_rules.items()}}
+        return Rules.of(rules) | self._running_rules.then(self._ranks_by)
 
     @cached_property
     def _newest_samples(self) -> Samples:
@@ -266,32 +277,32 @@ class EventWindows:
     def scored_rows(self) -> ScoredRows:
         return self.rows_of(self.part_at(None))
 
-    def baseline_logits(self) -> dict[str, Tensor]:
+    def baseline_logits(self) -> Mapping[str, Tensor]:
         """Logits of each baseline for the rows that are scored at the end of training."""
         scored_N = self._scored_positions(self.part_at(None))
         train, valid = self._newest_samples, self._samples(scored_N)
-        logits = {**bias_logits(train, valid), "popularity": popularity(train, valid)}
-        if self._running_rules:
-            features_NF = self._in_parts(self._features, scored_N)
-            logits |= {name: rule(features_NF) for name, rule in self._running_rules.items()}
-        return logits
+        features = cache(lambda: self._in_parts(self._features, scored_N))
+        logits = Rules.of({**bias_logits(train, valid), "popularity": popularity(train, valid)})
+        return logits | self._running_rules.then(lambda rule: rule(features()))
 
     @cached_property
-    def _running_rules(self) -> dict[str, Rule]:
+    def _running_rules(self) -> Rules[Rule]:
         """Rules that read on through the hold-out, fitted on the newest training anchors."""
         if self.config.data.baselines == "bias":
-            return {}
+            return Rules({})
         train_N = self._newest_positions[-MOST_ROWS_TO_FIT:]
         train_NF, labels_N = self._in_parts(self._features, train_N), self._labels(train_N)
-        rules: dict[str, Rule] = {
-            "running_means": running_means,
-            "rates_regression": regressed(train_NF, labels_N, RATES),
+        makers: dict[str, Callable[[], Rule | None]] = {
+            "running_means": lambda: running_means,
+            "rates_regression": lambda: regressed(train_NF, labels_N, RATES),
         }
         if self.rates.neighbours is not None:
             columns = ("overall", "user_effect", "item_effect", "neighbours", "neighbours_sum")
-            rules["item_knn"] = regressed(train_NF, labels_N, columns)
-        boosted = gradient_boosting(train_NF, labels_N, self._last_items.is_category)
-        return rules if boosted is None else {**rules, "gradient_boosting": boosted}
+            makers["item_knn"] = lambda: regressed(train_NF, labels_N, columns)
+        if can_boost(labels_N):
+            makers["gradient_boosting"] = lambda: gradient_boosting(train_NF, labels_N, self._last_items.is_category)
+        # Each is asked for twice: to predict labels, and to rank.
+        return Rules({name: cache(make) for name, make in makers.items()})
 
     @cached_property
     def rates_regression(self) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:

@@ -55,6 +55,8 @@ class EventCatalogue:
     positions_N: Positions
     """Events that are scored, in their order."""
     repeats: float
+    taken: Callable[[slice | Positions], NDArray[np.bool_]]
+    """Of which events the user took the item."""
     find_shares: Callable[[], RecentShares | None] = lambda: None
     """Computes `shares`, which only rankings need."""
     user_rows_are: str = "events before the row"
@@ -80,7 +82,8 @@ class EventCatalogue:
 
     @cached_property
     def items_I(self) -> Tensor:
-        return self.rows_I.nonzero().squeeze(1)
+        """Of an import all items; of others, whose catalogue may be of other events too, those of training anchors."""
+        return self.rows_I.nonzero().squeeze(1) if self.store.imported is None else torch.arange(1, self.store.items)
 
     @cached_property
     def _first_N(self) -> Positions:
@@ -101,10 +104,9 @@ class EventCatalogue:
         return self.rows_I[torch.from_numpy(self.store.items_at(self.positions_N))]
 
     def seen(self, row: int) -> Tensor:
-        """The items of the user's events before the anchor, without those that an import drew."""
+        """The items that the user took in events before the anchor."""
         before = slice(int(self._first_N[row]), int(self.positions_N[row]))
-        happened = (self.store.kinds(before) & np.uint8(DRAWN)) == 0
-        return torch.from_numpy(self.store.items_at(before)[happened])
+        return torch.from_numpy(self.store.items_at(before)[self.taken(before)])
 
 
 def recent(store: EventStore, shares: RecentShares) -> str:
@@ -172,9 +174,6 @@ Rule = Callable[[Features], Tensor]
 LAST = 2
 """Last items that are columns of their own."""
 PART = 1 << 18
-MOST_ROWS_TO_CHOOSE, FEWEST_TREES = 100_000, 200
-"""Newest training anchors that choose the columns and the number of trees of gradient boosting; where there are more,
-it has at least FEWEST_TREES trees."""
 _MEANS = [RATES.index(name) for name in MEANS]
 
 
@@ -258,7 +257,7 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     rates = [*range(len(RATES) - NEIGHBOUR_COLUMNS)]
     last = [*range(len(RATES), train_NF.shape[1])]
     options = [rates, [*rates, *(column for column in last if not is_category[column])], [*rates, *last]]
-    newest_MF, newest_M = train_NF[-MOST_ROWS_TO_CHOOSE:], labels_N[-MOST_ROWS_TO_CHOOSE:]
+    newest_MF, newest_M = train_NF[-baselines.MOST_CHOOSING :], labels_N[-baselines.MOST_CHOOSING :]
     stop = round((1 - baselines.CHOOSING_SHARE) * len(newest_M))
     if not 0 < stop < len(newest_M):
         return None
@@ -270,9 +269,8 @@ def gradient_boosting(train_NF: Features, labels_N: NDArray[np.float32], is_cate
     if best is None:
         return None
     which, trees = options[best[0]], best[1]
-    if len(labels_N) > MOST_ROWS_TO_CHOOSE:
-        # More rows carry more trees.
-        trees = max(trees, FEWEST_TREES)
+    if len(labels_N) > baselines.MOST_CHOOSING:
+        trees = max(trees, baselines.FEWEST_TREES)
     model = baselines.untrained(labels_N, trees, _at(is_category, which))
     model.fit(train_NF[:, which], labels_N)
     return lambda features_NF: torch.from_numpy(model.decision_function(features_NF[:, which]))

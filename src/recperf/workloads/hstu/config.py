@@ -17,7 +17,7 @@ from ...models.next_item.config import NextItemConfig, memory, step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES, TableRule
 from ...tasks import NEXT_ITEM
-from ...train.config import AnyTableOptimizer, TableTrainConfig, TargetConfig, TrainConfig
+from ...train.config import AnyTableOptimizer, TableTrainConfig, TrainConfig
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
@@ -107,7 +107,6 @@ class HSTUConfig(TrialsConfig):
     data: FeaturedConfig = field(default_factory=FeaturedConfig)
     model: NextItemConfig = field(default_factory=NextItemConfig)
     train: HSTUTrainConfig = field(default_factory=HSTUTrainConfig)
-    target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
     tables: TablesConfig = field(default_factory=TablesConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
@@ -249,7 +248,7 @@ def require_room(config: HSTUConfig) -> None:
 
 
 def bounds(config: HSTUConfig) -> dict[str, Any]:
-    return config.target.bounds(*NEXT_ITEM.baselines)
+    return config.target.bounds("best", *NEXT_ITEM.baselines)
 
 
 HSTU = Workload(

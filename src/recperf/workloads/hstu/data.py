@@ -7,6 +7,7 @@ Shapes: N targets, I items, B histories, D width.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data.events.store import own_ids
 from ...data.next_item import NextItemData, PlantedSequences, Targets, digest_of, read
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, histories
 from ...distributed.balance import stride
@@ -23,6 +25,8 @@ from ...errors import DataError
 from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
 from ...stop import poll
 from ...tasks import NEXT_ITEM
+from ...train.baselines import Rules
+from ...train.factor_items import factor_baseline
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
 from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
@@ -82,7 +86,7 @@ class SequenceSource:
         return Targets(targets.users_N[places], targets.positions_N[places])
 
     def oracle(self) -> dict[str, Any]:
-        """The true probabilities of embedded sequences as a rule that ranks; none for other data."""
+        """Makes a rule that ranks by the true probabilities of embedded sequences; none for other data."""
         if self.config.path is not None:
             return {}
         truth = planted(self.config)
@@ -90,7 +94,7 @@ class SequenceSource:
         def score(targets: Targets) -> Tensor:
             return torch.from_numpy(truth.scores(self.data, targets))
 
-        return {"planted": score}
+        return {"planted": lambda: score}
 
 
 class RankedSequences(Prepared):
@@ -121,21 +125,25 @@ class RankedSequences(Prepared):
         return rank(self.sequences.data, targets, score, seen=self.sequences.seen)
 
     def ranking(self) -> RankedTargets:
-        def ranked() -> dict[str, Tensor]:
-            data = self.sequences.data
-            rules = {**self.sequences.oracle(), **baselines(data), **linear_baseline(data)}
-            return {name: self.ranks(self.sequences.test, rule).ranks_N for name, rule in rules.items()}
-
+        data = self.sequences.data
+        rules = Rules({**self.sequences.oracle(), **baselines(data), **factor_baseline(data), **linear_baseline(data)})
         return RankedTargets(
             users_N=torch.from_numpy(self.sequences.test.users_N),
+            items_N=torch.from_numpy(data.items_E[self.sequences.test.positions_N].astype(np.int64)),
             catalogue=self.sequences.data.items,
             repeats=self.sequences.seen == "kept",
             split=self.sequences.data.kind,
-            baseline_ranks=ranked,
+            baseline_ranks=rules.then(lambda rule: self.ranks(self.sequences.test, rule).ranks_N),
         )
 
     def scored_rows(self) -> ScoredRows:
         return ScoredRows(torch.ones(len(self.sequences.test)), torch.from_numpy(self.sequences.test.users_N))
+
+    def own_ids(self, role: str) -> Sequence[object] | None:
+        store, padding = self.sequences.data.store, -self.sequences.data.padding_id
+        if store is None:
+            return None
+        return own_ids(store, role) if role == "user" else [*("",) * padding, *own_ids(store, role)]
 
     def baseline_logits(self) -> dict[str, Tensor]:
         """Nothing is labelled: `ranking` has the baselines."""
@@ -169,6 +177,15 @@ class RankedTrial(Trial):
             poll()
             parts.append(self.last(batch) @ vectors_ID.t())
         return torch.cat(parts)
+
+    def recommender(self) -> Callable[[int], Tensor]:
+        test, vectors_ID = self.prepared.sequences.test, self.item_vectors()
+
+        def score(place: int) -> Tensor:
+            one = slice(place, place + 1)
+            return self.score(Targets(test.users_N[one], test.positions_N[one]), vectors_ID)
+
+        return score
 
     @torch.no_grad()
     def ranked(self, targets: Targets) -> Ranked:

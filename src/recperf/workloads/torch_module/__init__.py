@@ -12,7 +12,7 @@ from ...distributed.config import DistributedConfig
 from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, load, quality_claims
 from ...tasks import BIASES, CLICK_LABELS, NEXT_ITEM, Task
-from ...train.config import TargetConfig, TrainConfig
+from ...train.config import TrainConfig
 from ..hstu.config import SequencesConfig, SequenceTrainConfig, training_for
 from ..micro_dlrm.config import on_clicks, on_events, on_movielens
 
@@ -67,7 +67,6 @@ class ItemModuleConfig(TrialsConfig):
 
     data: SequencesConfig = field(default_factory=SequencesConfig)
     train: ItemModuleTrainConfig = field(default_factory=ItemModuleTrainConfig)
-    target: TargetConfig = field(default_factory=lambda: TargetConfig(beat="best"))
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     max_length: int = 50
     """Items of a sequence that the model reads, the latest."""
@@ -110,7 +109,7 @@ def click_bounds(config: ModuleConfig) -> dict[str, Any]:
 
 
 def item_bounds(config: ItemModuleConfig) -> dict[str, Any]:
-    return config.target.bounds(*NEXT_ITEM.baselines)
+    return config.target.bounds("best", *NEXT_ITEM.baselines)
 
 
 def on_sequences(config: ItemModuleConfig, dataset: Dataset) -> ItemModuleConfig:
