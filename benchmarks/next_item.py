@@ -26,8 +26,8 @@ from recperf.tasks import NEXT_ITEM
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.train.next_item import Scorer, rank
-from recperf.workloads.hstu.build import PreparedSequences
-from recperf.workloads.hstu.config import DENSE, HSTUConfig, dense, sparse
+from recperf.workloads.next_item.build import PreparedSequences
+from recperf.workloads.next_item.config import DENSE, HSTUConfig, dense, sparse
 
 GOAL = 0.172
 """NDCG@10 that was published for HSTU on ML-1M."""

@@ -30,8 +30,8 @@ from recperf.train.loop import Position, take_step
 from recperf.workloads import find
 from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
-from recperf.workloads.hstu.config import HSTUConfig
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
+from recperf.workloads.next_item.config import HSTUConfig
 from recperf.workloads.torch_module.build import ModuleTrial
 
 SEED = 3

@@ -26,8 +26,8 @@ from recperf.errors import RecperfWarning, UsageError
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
-from recperf.workloads.hstu.build import PreparedSequences
-from recperf.workloads.hstu.config import default, resolve
+from recperf.workloads.next_item.build import PreparedSequences
+from recperf.workloads.next_item.config import default, resolve
 
 EPOCHS, STEPS = 5, 20
 RUN = ["run", "hstu", "--data.users", "60", "--train.epochs", str(EPOCHS), "--train.batch-size", "16"]
@@ -98,7 +98,7 @@ def test_items_in_files_are_trained_ranked_and_served_to_the_same_bits(
     recperf.open("file").export("exported")
     vectors_ID = recperf.open("device").model.served.vectors_ID
     assert Path("exported/items.faiss").read_bytes().endswith(vectors_ID.detach().numpy().tobytes())
-    monkeypatch.setattr("recperf.workloads.hstu.serve.TablesConfig", partial(TablesConfig, placement="file"))
+    monkeypatch.setattr("recperf.workloads.next_item.serve.TablesConfig", partial(TablesConfig, placement="file"))
     lists.append(recperf.open("file").recommend([[1, 2, 3], [7]], k=20))
     for column in ("item", "logit"):
         assert lists[0][column].tolist() == lists[1][column].tolist() == lists[2][column].tolist()
@@ -109,7 +109,7 @@ def test_items_in_files_are_trained_ranked_and_served_to_the_same_bits(
     ):
         assert main([*RUN, *options, *QUIETLY]) == 3
         assert fix in capfd.readouterr().err
-    monkeypatch.setattr("recperf.workloads.hstu.build.current", lambda: Ranks(size=2))
+    monkeypatch.setattr("recperf.workloads.next_item.build.current", lambda: Ranks(size=2))
     with pytest.raises(UsageError, match="need a single process"):
         PreparedSequences(recperf.open("file").config)
 

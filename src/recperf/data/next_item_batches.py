@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +68,21 @@ class SequenceBatch(Tensors):
 
     def packed(self, values_BL: Tensor) -> Tensor:
         """The opposite of `padded`."""
-        return values_BL[self.rows_T, self.positions_T]
+        packed_T: Tensor = _Packed.apply(values_BL, self)  # type: ignore[no-untyped-call]
+        return packed_T
+
+
+class _Packed(torch.autograd.Function):
+    """Every place of a padded batch is read at most once, so that its gradient is written and not added up."""
+
+    @staticmethod
+    def forward(ctx: Any, values_BL: Tensor, batch: SequenceBatch) -> Tensor:
+        ctx.batch = batch
+        return values_BL[batch.rows_T, batch.positions_T]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.batch.padded(grads[0]), None
 
 
 class EventsOnDevice:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch
 from ...errors import ConfigError
 from ...measure.spans import span
-from ...models.next_item.model import full_loss
+from ...models.next_item.softmax import full_loss
 from .. import division
-from ..hstu.data import RankedSequences, RankedTrial, SequenceSource
+from ..next_item.data import RankedSequences, RankedTrial, SequenceSource
 from . import Columns, ItemModuleConfig, item_bounds
 from .build import ModuleTrial, PreparedModule, require_shape
 

@@ -25,7 +25,7 @@ from ...data.tables import Ids, Table, pyarrow
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...execution.tables import placed_tables
-from ...models.next_item.model import NextItemHSTU, PaddedHSTU
+from ...models.next_item.model import NextItemModel, PaddedModel
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ...train.device import Settings
@@ -192,7 +192,7 @@ class ServedItems(Served):
 
 
 class ServedSequences(ServedItems):
-    model: NextItemHSTU
+    model: NextItemModel
 
     def __init__(self, config: HSTUConfig) -> None:
         self.config, self.temperature = config, config.model.temperature
@@ -225,7 +225,7 @@ class ServedSequences(ServedItems):
                     name="items", weight_RW=self.model.embedded(), ids=items, rows_I=rows_I + 1, meaning=embeddings
                 ),
             ],
-            program=copy.deepcopy(PaddedHSTU(self.model)).cpu(),
+            program=copy.deepcopy(PaddedModel(self.model)).cpu(),
             inputs=self._padded(inputs),
             meanings=MEANINGS,
             output="vectors of users, of length 1: the score of an item is the product with its vector",

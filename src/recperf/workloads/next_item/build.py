@@ -15,7 +15,7 @@ from ...errors import DataError, MachineError, UsageError, notice_once
 from ...execution.tables import placed_tables
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
-from ...models.next_item.model import NextItemHSTU
+from ...models.next_item.model import NextItemModel
 from ...models.tables import SparseTables
 from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
@@ -48,7 +48,7 @@ def sequences_of(config: HSTUConfig, data: NextItemData | None = None) -> Sequen
     return sequences
 
 
-def new_model(config: HSTUConfig, data: NextItemData, seed: int, device: torch.device, tiers: Tiers) -> NextItemHSTU:
+def new_model(config: HSTUConfig, data: NextItemData, seed: int, device: torch.device, tiers: Tiers) -> NextItemModel:
     """A new model; the features of items are no weights of it, and come from the data."""
     model = config.model
     values = data.values() if model.feature_rows else None
@@ -62,7 +62,7 @@ def new_model(config: HSTUConfig, data: NextItemData, seed: int, device: torch.d
             state = rule.state_width(model.dim)
             opened = open_tiers({"items": model.items + 1}, tiers, dim=model.dim, state=state, device=device)
         table = SparseTables(("items",), (model.items + 1,), model.dim, device=device, tiers=opened)
-    return NextItemHSTU(model, seed=seed, device=device, values=values, rows=table)
+    return NextItemModel(model, seed=seed, device=device, values=values, rows=table)
 
 
 BETAS = (0.9, 0.98)
