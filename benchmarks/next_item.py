@@ -27,7 +27,8 @@ from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.train.next_item import Scorer, rank
 from recperf.workloads.next_item.build import PreparedSequences
-from recperf.workloads.next_item.config import DENSE, HSTUConfig, dense, sparse
+from recperf.workloads.next_item.config import NextItemRunConfig
+from recperf.workloads.next_item.hstu import DENSE, dense, sparse
 
 GOAL = 0.172
 """NDCG@10 that was published for HSTU on ML-1M."""
@@ -58,7 +59,7 @@ class Side:
     sync: Callable[[], None]
 
 
-def ours(data: NextItemData, config: HSTUConfig, seed: int) -> tuple[PreparedSequences, Side]:
+def ours(data: NextItemData, config: NextItemRunConfig, seed: int) -> tuple[PreparedSequences, Side]:
     prepared = PreparedSequences(config, data)
     torch.manual_seed(seed)
     trial = prepared.trial(seed)
@@ -111,7 +112,7 @@ def splits(data: NextItemData) -> tuple[Targets, Targets]:
     return data.test(), data.validation()
 
 
-def changed(config: HSTUConfig, settings: list[str]) -> HSTUConfig:
+def changed(config: NextItemRunConfig, settings: list[str]) -> NextItemRunConfig:
     """The config with settings such as model.dropout=0.3."""
     for setting in settings:
         (part, name), value = setting.split("=")[0].split("."), setting.split("=")[1]

@@ -55,15 +55,15 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> 
     said = recperf("data", "import", "log.csv", "--items", "products.csv", "--name", "shop")
     assert "recognised  by name: client (user), sku (item), stars (rating); by its values: happened (time)" in said
     assert "note: 1 row (0.1%) repeats the user, item, time and label of another" in said
-    assert "next: recperf run hstu --data shop" in said
+    assert "next: recperf run next-item --data shop" in said
     assert f"shop: {len(rows)} events of 60 users" in recperf("data", "info", "shop")
 
-    for name in ("hstu", "micro-dlrm"):
+    for name in ("next-item", "micro-dlrm"):
         recperf("run", name, "--data", "shop", "--run-dir", f"runs/{name}", "--train.max-steps", 8, "--no-peaks",
                 "--target.beat", "none", "--no-report", "--quiet")  # fmt: skip
         data = json.loads((tmp_path / "runs" / name / "data.json").read_text())
         assert data["split"] == "time"
-    listed = recperf("recommend", "runs/hstu", "--users", "c1", "c2", "--k", 3)
+    listed = recperf("recommend", "runs/next-item", "--users", "c1", "c2", "--k", 3)
     assert listed.split()[:4] == ["client", "rank", "sku", "title"]
     assert "Product" in listed
     recperf("recommend", "runs/micro-dlrm", "--users", "c1", "--k", 3)
@@ -88,9 +88,9 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path) -> 
     purchases(tmp_path / "new.csv", start=datetime(2026, 4, 1, tzinfo=UTC), buyers=62)
     recperf("data", "import", "new.csv", "--name", "shop", code=3)
     said = recperf("data", "import", "new.csv", "--items", "products.csv", "--name", "shop", "--replace")
-    assert "can no longer be resumed or scored: runs/hstu, runs/micro-dlrm" in said
+    assert "can no longer be resumed or scored: runs/micro-dlrm, runs/next-item" in said
     refused = recperf("data", "remove", "shop", code=3)
-    assert "runs need shop to be resumed, scored or started from: runs/hstu, runs/micro-dlrm" in refused
+    assert "runs need shop to be resumed, scored or started from: runs/micro-dlrm, runs/next-item" in refused
     recperf("data", "remove", "shop", "--force")
     assert "there is no dataset and no file 'shop'" in recperf("data", "remove", "shop", code=2)
 

@@ -22,7 +22,7 @@ from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
-from recperf.workloads.next_item import config as hstu
+from recperf.workloads.next_item import hstu
 from recperf.workloads.next_item.build import PreparedSequences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")

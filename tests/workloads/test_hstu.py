@@ -27,7 +27,8 @@ from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.next_item.build import PreparedSequences
-from recperf.workloads.next_item.config import default, resolve
+from recperf.workloads.next_item.config import resolve
+from recperf.workloads.next_item.hstu import default
 
 EPOCHS, STEPS = 5, 20
 RUN = ["run", "hstu", "--data.users", "60", "--train.epochs", str(EPOCHS), "--train.batch-size", "16"]

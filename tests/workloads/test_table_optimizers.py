@@ -27,7 +27,7 @@ from recperf.workloads.dlrm_v4.config import EventsConfig
 from recperf.workloads.micro_dlrm import config as micro
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm_dram.build import PreparedDram
-from recperf.workloads.next_item import config as hstu
+from recperf.workloads.next_item import hstu
 from recperf.workloads.next_item.build import PreparedSequences
 
 STEPS, EPS = 6, 1e-12

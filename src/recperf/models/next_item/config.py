@@ -26,9 +26,9 @@ FEED_FORWARD = 4
 class NextItemConfig:
     """The blocks of an encoder over a user's items in time order, whose last output is compared with every item."""
 
-    encoder: Literal["hstu", "transformer"] = "hstu"
+    encoder: Literal["auto", "hstu", "transformer"] = "hstu"
     """hstu: gated SiLU attention with a bias by distance. transformer: softmax attention and a gated feed-forward
-    layer, 4 times as wide as a token, both behind layer norms."""
+    layer, 4 times as wide as a token, both behind layer norms. auto: what is better for the data."""
     items: int = 0
     """Items of the catalogue; 0: as many as the data has."""
     feature_rows: int = 0

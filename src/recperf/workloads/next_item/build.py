@@ -27,18 +27,18 @@ from ...train.loop import Order, Recipe
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ...units import size
 from .. import division
-from .config import HSTUConfig, bounds, estimate, require_room
+from .config import NextItemRunConfig, bounds, estimate, require_room
 from .data import RankedSequences, RankedTrial, SequenceSource
 from .steps import UsedItems, WindowFeed, WindowOrder
 
 
-def check(config: HSTUConfig) -> str:
+def check(config: NextItemRunConfig) -> str:
     """Check memory and data without training; the line names the data."""
     require_room(config)
     return sequences_of(config).describe()
 
 
-def sequences_of(config: HSTUConfig, data: NextItemData | None = None) -> SequenceSource:
+def sequences_of(config: NextItemRunConfig, data: NextItemData | None = None) -> SequenceSource:
     """The sequences of a config, whose items must be those of the model."""
     sequences = SequenceSource(config.data, data)
     name, items = sequences.data.name, sequences.data.items
@@ -48,7 +48,9 @@ def sequences_of(config: HSTUConfig, data: NextItemData | None = None) -> Sequen
     return sequences
 
 
-def new_model(config: HSTUConfig, data: NextItemData, seed: int, device: torch.device, tiers: Tiers) -> NextItemModel:
+def new_model(
+    config: NextItemRunConfig, data: NextItemData, seed: int, device: torch.device, tiers: Tiers
+) -> NextItemModel:
     """A new model; the features of items are no weights of it, and come from the data."""
     model = config.model
     values = data.values() if model.feature_rows else None
@@ -71,7 +73,7 @@ ALL_ROWS = Tiers("device", 0, "device: adamw changes every row in every step")
 ALL_USED = Tiers("device", 0, "device: the full softmax uses every row in every step")
 
 
-def settings_of(config: HSTUConfig) -> Settings:
+def settings_of(config: NextItemRunConfig) -> Settings:
     model = config.model
     product = 2 * config.train.batch_size * model.max_length * model.dim * 4 * model.width
     settings = choose(config.train, largest_product_flops=product)
@@ -82,7 +84,7 @@ class PreparedSequences(RankedSequences):
     """Sequences, all on the device that trains, and what ranks their held-out items. `data` are the sequences where
     they come from elsewhere than the config says."""
 
-    def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
+    def __init__(self, config: NextItemRunConfig, data: NextItemData | None = None) -> None:
         if config.rule is not None and current().choose(False, several=True):
             what = f"ranks of hstu update all items: {config.optimizer} and tables outside the device need a single "
             what += "process"
@@ -158,6 +160,7 @@ class SequenceTrial(RankedTrial):
             epochs=train.epochs,
             max_steps=train.max_steps,
             patience=train.patience,
+            evaluate_epochs=train.evaluate_epochs,
         )
         if prepared.graph:
             self.recipe = replace(self.recipe, order=WindowOrder(order), whole_step=self._whole_step(order))

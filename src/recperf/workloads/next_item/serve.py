@@ -31,7 +31,7 @@ from ...stop import poll
 from ...train.device import Settings
 from ...train.next_item import histories, item_counts
 from .build import ALL_ROWS, new_model, sequences_of, settings_of
-from .config import HSTUConfig, estimate
+from .config import NextItemRunConfig, estimate
 from .data import SCORING_BATCH, SequenceSource
 
 MEANINGS = {
@@ -194,7 +194,7 @@ class ServedItems(Served):
 class ServedSequences(ServedItems):
     model: NextItemModel
 
-    def __init__(self, config: HSTUConfig) -> None:
+    def __init__(self, config: NextItemRunConfig) -> None:
         self.config, self.temperature = config, config.model.temperature
         super().__init__(sequences_of(config), settings_of(config), length=config.model.max_length)
         tiers = ALL_ROWS

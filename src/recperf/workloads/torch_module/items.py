@@ -51,7 +51,8 @@ class ItemModuleTrial(ModuleTrial, RankedTrial):
     def __init__(self, prepared: ModuleItems, seed: int) -> None:
         self.prepared, self.items, self.ranks = prepared, prepared.sequences.data.items, division(prepared)
         self.begin(seed, prepared.order(seed), partial(loss_of, items=self.items))
-        self.recipe = replace(self.recipe, patience=prepared.config.train.patience)
+        train = prepared.config.train
+        self.recipe = replace(self.recipe, patience=train.patience, evaluate_epochs=train.evaluate_epochs)
         self.recipe = self.ranks.sequences(self.recipe, self.module)
 
     def last(self, batch: SequenceBatch) -> Tensor:
