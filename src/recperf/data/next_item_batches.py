@@ -61,6 +61,11 @@ class SequenceBatch(Tensors):
         numbers_T = torch.arange(len(self.items_T), device=self.offsets_B1.device)
         return torch.searchsorted(self.offsets_B1, numbers_T, right=True) - 1
 
+    def newest(self, count: int) -> Tensor:
+        """Up to `count` items of each sequence, the newest first, and 0 after its last."""
+        places_BN = self.offsets_B1[1:, None] - 1 - torch.arange(count, device=self.offsets_B1.device)
+        return self.items_T[places_BN.clamp(min=0)] * (places_BN >= self.offsets_B1[:-1, None])
+
     def padded(self, values_T: Tensor) -> Tensor:
         """Values of all positions as sequences x positions of the longest one, with zeros behind a shorter one."""
         values_BL = values_T.new_zeros(len(self.offsets_B1) - 1, self.longest, *values_T.shape[1:])

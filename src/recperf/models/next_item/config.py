@@ -51,6 +51,9 @@ class NextItemConfig:
     time_buckets: int = 128
     """Buckets of the time between two events, each with a bias of the attention; 0: none, as where events have no
     times."""
+    counts: Literal["on", "off"] = "off"
+    """Whether counts of what follows the last items, of items of the same users and of events add to the model's
+    scores, with weights that are fitted on the validation items."""
     loss: Literal["auto", "full", "sampled"] = "auto"
     """Softmax at every position over the whole catalogue, or over the next item and drawn ones. auto: the whole
     catalogue, up to 40,000 items."""

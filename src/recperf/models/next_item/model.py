@@ -23,6 +23,7 @@ from ...ops.hstu_attention.reference import bucket_starts
 from ..init import normal_
 from ..tables import SparseTables
 from .config import NextItemConfig
+from .counting import Counting
 from .dropout import EPS, STD, dropped
 from .hstu import HSTUBlock
 from .softmax import full_loss, sampled_loss
@@ -66,6 +67,8 @@ class NextItemModel(nn.Module):
             encoder(config, device, seed, f"blocks.{number}") for number in range(config.blocks)
         )
         self.final_norm = nn.LayerNorm(config.dim, eps=EPS, device=device) if encoder.normed else nn.Identity()
+        self.counting: Counting | None = None
+        """What counting adds to the scores; None: nothing."""
         self.starts_K = bucket_starts(config.time_buckets, device)[:-1] if config.time_buckets else None
 
     def reset(self, seed: int) -> None:
@@ -147,6 +150,11 @@ class NextItemModel(nn.Module):
     def item_vectors(self) -> Tensor:
         """The vectors of items 1 and up, of length 1."""
         return F.normalize(self.embedded()[1:], dim=1, eps=EPS)
+
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        """What items are ranked by, from the products of their vectors and those of users."""
+        logits_BI = products_BI / self.config.temperature
+        return logits_BI if self.counting is None else self.counting(logits_BI, batch)
 
     def last(self, batch: SequenceBatch) -> Tensor:
         """The user vector after the last position of each sequence; no sequence may be empty."""

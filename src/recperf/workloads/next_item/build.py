@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...data.next_item import NextItemData
-from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch
+from ...data.next_item import NextItemData, Targets
+from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
 from ...distributed.ranks import current
 from ...errors import DataError, MachineError, UsageError, notice_once
 from ...execution.tables import placed_tables
+from ...execution.workload import Predictions
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
+from ...models.next_item.counting import MODEL
 from ...models.next_item.model import NextItemModel
 from ...models.tables import SparseTables
 from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
+from ...tasks import NEXT_ITEM
+from ...train.counting import COUNTS, Candidates, counted, fit
 from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
 from ...train.feeds import PlacedOrder
 from ...train.graph import GraphStep
-from ...train.loop import Order, Recipe
+from ...train.loop import Order, Position, Recipe
+from ...train.next_item import SCORES
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ...units import size
 from .. import division
 from .config import NextItemRunConfig, bounds, estimate, require_room
-from .data import RankedSequences, RankedTrial, SequenceSource
+from .data import SCORING_BATCH, RankedSequences, RankedTrial, SequenceSource
 from .steps import UsedItems, WindowFeed, WindowOrder
 
 
@@ -139,6 +145,11 @@ class SequenceTrial(RankedTrial):
         config, self.prepared, self.ranks = prepared.config, prepared, division(prepared)
         train = config.train
         self.model = new_model(config, prepared.sequences.data, seed, prepared.settings.device, prepared.tiers)
+        self.known: dict[str, float] = {}
+        """NDCG@10 of the validation items by the model alone and by counting alone."""
+        if config.model.counts == "on":
+            counts = counted(prepared.sequences.data, prepared.baselines, prepared.sequences.seen)
+            self.model.counting = counts.to(prepared.settings.device)
         blocks = list(self.model.blocks.parameters())
         tables = [one for name, one in self.model.named_parameters() if not name.startswith("blocks.")]
         groups = [(blocks, train.weight_decay), (tables, train.table_weight_decay)]
@@ -179,6 +190,41 @@ class SequenceTrial(RankedTrial):
 
     def last(self, batch: SequenceBatch) -> Tensor:
         return self.model.last(batch)
+
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        return products_BI if self.model.counting is None else self.model.scored(products_BI, batch)
+
+    def predictions(self, at: Position | None = None) -> Predictions:
+        """The ranks of the test items, once the weights of counting are those for the present model."""
+        self._fit()
+        return super().predictions(at)
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        known = {f"{NEXT_ITEM.choosing}_{name}": value for name, value in self.known.items()}
+        return {**super().metrics(predictions), **known}
+
+    @torch.no_grad()
+    def _fit(self) -> None:
+        """Fit the weights of the model's and the counted parts on the validation targets; ranks use those of the
+        first."""
+        counting, prepared = self.model.counting, self.prepared
+        if counting is None:
+            return
+        data, targets = prepared.sequences.data, prepared.sequences.validation
+        vectors_ID, together = self.item_vectors(), max(1, min(SCORING_BATCH, SCORES // data.items))
+
+        def scored() -> Iterator[tuple[Targets, Tensor, SequenceBatch]]:
+            batches = histories(data, prepared.events, targets, length=prepared.length, batch_size=together)
+            for number, batch in enumerate(batches):
+                part = slice(number * together, (number + 1) * together)
+                logits_BI = self.last(batch) @ vectors_ID.t() / self.model.config.temperature
+                yield Targets(targets.users_N[part], targets.positions_N[part]), logits_BI, batch
+
+        known = fit(counting, lambda: Candidates.of(counting, data, scored(), prepared.sequences.seen))
+        self.known = {name: known[name] for name in (MODEL, COUNTS)}
+        weights = [counting.weights_CP, counting.means_C, counting.scales_C]
+        for into, value in zip(weights, current().all_gather([one.cpu() for one in weights])[0]):
+            into.copy_(value)
 
     def item_vectors(self) -> Tensor:
         return self.model.item_vectors()

@@ -145,7 +145,15 @@ def embedded(config: NextItemRunConfig) -> NextItemRunConfig:
 def default() -> NextItemRunConfig:
     """Embedded sequences and a small model: trains in less than a minute on two cores."""
     model = NextItemConfig(
-        encoder="transformer", dim=32, blocks=2, heads=2, head_dim=16, max_length=32, dropout=0.1, temperature=0.07
+        encoder="transformer",
+        dim=32,
+        blocks=2,
+        heads=2,
+        head_dim=16,
+        max_length=32,
+        dropout=0.1,
+        temperature=0.07,
+        counts="on",
     )
     train = NextItemTrainConfig(epochs=15, batch_size=32, learning_rate=3e-3, patience=4)
     return embedded(NextItemRunConfig(model=model, train=train))

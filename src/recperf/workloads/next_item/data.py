@@ -26,7 +26,7 @@ from ...stop import poll
 from ...tasks import NEXT_ITEM
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
-from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
+from ...train.next_item import Ranked, Scorer, Seen, baselines, item_counts, rank, seen_by_default
 from ...train.ranking import list_quality
 from .config import SequencesConfig
 
@@ -126,13 +126,18 @@ class RankedSequences(Prepared):
             all_windows=train.windows == "all",
         )
 
+    @cached_property
+    def baselines(self) -> dict[str, Scorer]:
+        """Rules that count training events."""
+        return baselines(self.sequences.data)
+
     def ranks(self, targets: Targets, score: Any) -> Ranked:
         return rank(self.sequences.data, targets, score, seen=self.sequences.seen)
 
     def ranking(self) -> RankedTargets:
         def ranked() -> dict[str, Tensor]:
             data = self.sequences.data
-            rules = {**self.sequences.oracle(), **baselines(data), **linear_baseline(data)}
+            rules = {**self.sequences.oracle(), **self.baselines, **linear_baseline(data)}
             return {name: self.ranks(self.sequences.test, rule).ranks_N for name, rule in rules.items()}
 
         return RankedTargets(
@@ -176,8 +181,12 @@ class RankedTrial(Trial):
             prepared.sequences.data, prepared.events, targets, length=prepared.length, batch_size=SCORING_BATCH
         ):
             poll()
-            parts.append(self.last(batch) @ vectors_ID.t())
+            parts.append(self.scored(self.last(batch) @ vectors_ID.t(), batch))
         return torch.cat(parts)
+
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        """What items are ranked by, from the products of the vectors of users and items."""
+        return products_BI
 
     @torch.no_grad()
     def ranked(self, targets: Targets) -> Ranked:

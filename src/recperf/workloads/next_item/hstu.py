@@ -22,7 +22,7 @@ SMALL = 40_000
 
 def default() -> NextItemRunConfig:
     """Embedded sequences and a small model: trains in less than a minute on two cores."""
-    model = NextItemConfig(dim=32, blocks=2, heads=2, head_dim=16, max_length=32, dropout=0.1)
+    model = NextItemConfig(dim=32, blocks=2, heads=2, head_dim=16, max_length=32, dropout=0.1, counts="on")
     train = NextItemTrainConfig(epochs=15, batch_size=32, learning_rate=3e-3, patience=4)
     return embedded(NextItemRunConfig(model=model, train=train))
 
@@ -61,7 +61,7 @@ def following(store: EventStore) -> NextItemRunConfig:
 
     data = NextItemData.from_store(store)
     config = small() if len(data.items_E) < SMALL else dense() if mean_events(data) >= DENSE else sparse()
-    model = replace(config.model, max_length=read_length(data, config.model.max_length))
+    model = replace(config.model, max_length=read_length(data, config.model.max_length), counts="on")
     return replace(config, model=model, train=replace(config.train, **training_for(data)))
 
 

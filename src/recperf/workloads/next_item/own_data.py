@@ -41,7 +41,7 @@ def settings_for(data: NextItemData) -> dict[str, dict[str, Any]]:
     """Fields of the model and of its training."""
     model = {
         "encoder": "transformer", "dim": 64, "blocks": 1, "heads": 1, "head_dim": 64, "dropout": 0.5,
-        "temperature": 0.07, "max_length": read_length(data, 50),
+        "temperature": 0.07, "counts": "on", "max_length": read_length(data, 50),
     }  # fmt: skip
     train = {**training_for(data), "batch_size": 256, "weight_decay": 0.01, "table_weight_decay": 0.01}
     return {"model": model, "train": train}

@@ -25,6 +25,7 @@ from ...data.tables import Ids, Table, pyarrow
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...execution.tables import placed_tables
+from ...models.next_item.counting import Counting
 from ...models.next_item.model import NextItemModel, PaddedModel
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
@@ -156,21 +157,24 @@ class ServedItems(Served):
         events = EventsOnDevice(replace(self.data, items_E=items_E, times_E=times_E), self.settings.device)
         return events.batch(begins_B, lengths_B)
 
-    def _vectors(self, requested: ItemHistories) -> Tensor:
-        """User vectors."""
-        vectors = [self.vectors_ID[:0]]
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        """Logits, from the products of the vectors of users and items."""
+        return products_BI / self.temperature
+
+    def _batches(self, requested: ItemHistories) -> Iterator[SequenceBatch]:
         for first in range(0, len(requested.items), self.batch_size):
             poll()
-            vectors.append(self.last(self._batch(requested[first : first + self.batch_size])))
-        return torch.cat(vectors)
+            yield self._batch(requested[first : first + self.batch_size])
 
     def _ranked(self, requested: ItemHistories, rows: Longs, count: int) -> Tensor:
         """Logits of all items for histories in these rows of `count`; without a history frequent items come first."""
         counts_I = torch.from_numpy(self.item_events().astype(np.float32))
         logits_BI = ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log().repeat(count, 1)
-        logits_BI[torch.from_numpy(rows)] = (
-            (self._vectors(requested) @ self.vectors_ID.t()).float().cpu().div_(self.temperature)
-        )
+        first = 0
+        for batch in self._batches(requested):
+            part = torch.from_numpy(rows[first : first + len(batch)])
+            logits_BI[part] = self.scored(self.last(batch) @ self.vectors_ID.t(), batch).float().cpu()
+            first += len(part)
         return logits_BI
 
     def item_events(self) -> Longs:
@@ -206,9 +210,16 @@ class ServedSequences(ServedItems):
             tiers = scored_only(placed_tables(tables, counted, self.settings.device))
         self.settings.reasons["tables"] = tiers.why
         self.model = new_model(config, self.data, 0, self.settings.device, tiers)
+        if config.model.counts == "on":
+            # Its tables are those of the checkpoint.
+            counting = Counting(recent=self.data.times_E is not None, own=not self.excludes_seen)
+            self.model.counting = counting.to(self.settings.device)
 
     def last(self, batch: SequenceBatch) -> Tensor:
         return self.model.last(batch)
+
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        return self.model.scored(products_BI, batch)
 
     def item_vectors(self) -> Tensor:
         return self.model.item_vectors()
@@ -230,7 +241,7 @@ class ServedSequences(ServedItems):
             meanings=MEANINGS,
             output="vectors of users, of length 1: the score of an item is the product with its vector",
             example=example,
-            logits_B=self._vectors(inputs),
+            logits_B=torch.cat([self.last(batch) for batch in self._batches(inputs)]),
             more={} if titles is None else {"titles": arrow.table({"id": items, "title": titles})},
             vectors_IW=self.vectors_ID,
         )
