@@ -15,7 +15,7 @@ from recperf.data.next_item import NextItemData, Targets
 from recperf.data.next_item_batches import EventsOnDevice, SequenceBatch, histories
 from recperf.models.next_item.counting import SMALLEST, Counting
 from recperf.train import counting as fitting
-from recperf.train.counting import COUNTS, FACT_PULL, PULL, Candidates, counted, fit
+from recperf.train.counting import COUNTS, FACT_PULL, PULL, Candidates, counted, fit, take_over
 from recperf.train.next_item import ItemToItem, RecentPopularity, baselines, rank
 
 CPU = torch.device("cpu")
@@ -176,7 +176,7 @@ def test_weights_are_those_of_the_likeliest_targets_and_rank_all_items() -> None
 
 
 @pytest.mark.parametrize(("skill", "best"), [(9.0, "model"), (-9.0, COUNTS)])
-def test_no_part_alone_ranks_validation_targets_better(skill: float, best: str) -> None:
+def test_what_surely_ranks_validation_targets_better_counts(skill: float, best: str) -> None:
     data = drawn(users=60)
     validation = data.validation()
     counting, logits_NI = counted(data, baselines(data), "kept"), scored(data, validation, 3, skill)
@@ -190,10 +190,32 @@ def test_no_part_alone_ranks_validation_targets_better(skill: float, best: str) 
 
 def test_the_tables_of_a_checkpoint_have_any_size() -> None:
     data = drawn()
-    counting, other = counted(data, baselines(data), "kept"), Counting(recent=True, own=True)
+    counting, other = counted(data, baselines(data), "kept"), Counting(recent=True, own=True, started=False)
     other.load_state_dict(counting.state_dict())
     batch = batch_of(data, data.test())
     logits_NI = scored(data, data.test(), 4, 1.0)
     counting.weights_CP.fill_(0.3)
     other.weights_CP.fill_(0.3)
     assert torch.equal(other(logits_NI, batch), counting(logits_NI, batch))
+
+
+def test_counts_of_an_earlier_run_go_on_by_the_numbers_of_items() -> None:
+    """Items 1, 2 and 3 of the earlier data are 4, 1 and none of the new; what that run took over itself counts too."""
+    data = drawn(items=5)
+    counting = counted(data, baselines(data), "left-out", started=True)
+    assert counting.counted("earlier", torch.tensor([[4, 1]]), batch_of(data, data.test())).tolist() == [[0.0] * 5]
+    saved = {
+        "counting.follows.offsets_I1": torch.tensor([0, 2, 3, 3]),
+        "counting.follows.columns_W": torch.tensor([1, 2, 0], dtype=torch.int32),
+        "counting.follows.values_W": torch.tensor([2.0, 5.0, 3.0]),
+        "counting.earlier.offsets_I1": torch.tensor([0, 1, 1, 2]),
+        "counting.earlier.columns_W": torch.tensor([1, 0], dtype=torch.int32),
+        "counting.earlier.values_W": torch.tensor([0.5, 7.0]),
+    }
+    take_over(counting, saved, (torch.tensor([0, 1, 2]), torch.tensor([0, 4, 1])))
+    decay = float(counting.follows.decay_1)
+    # After 4 (1 there) came 1 (2 there) 2.5 times, after 1 came 4 three times.
+    total = 2.5 + 3 * decay
+    expected = [math.log1p(2.5 / total / SMALLEST), 0, 0, math.log1p(3 * decay / total / SMALLEST), 0]
+    scores = counting.counted("earlier", torch.tensor([[4, 1]]), batch_of(data, data.test()))
+    assert scores.tolist() == [pytest.approx(expected, rel=1e-5)]

@@ -162,7 +162,7 @@ def test_features_of_items_tell_of_rare_items(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("id,title,category\n" + "".join(items))
     options = ImportOptions(events=tmp_path / "log.txt", sequences=True, items=tmp_path / "items.csv", name="rare")
     store = import_events(options, tmp_path / "store")
-    config = default()
+    config = replace(default(), model=replace(default().model, counts="off"))
     train = replace(config.train, epochs=8, batch_size=16, learning_rate=0.01, device="cpu", threads=1)
     hits = {}
     for features in (False, True):

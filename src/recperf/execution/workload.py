@@ -219,6 +219,9 @@ class Trial(Protocol):
         """The rows of its tables, where these do not lie on the device."""
         return None
 
+    def take_over(self, saved: dict[str, Tensor], rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Use what the model of another run counted: `rows` are the numbers that ids have there and here, by role."""
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
@@ -365,6 +368,9 @@ class Workload:
     """The tensors of the model's state whose row k is that of id k of an event store, with the role of the id: users,
     items, artists or albums, or HASHED; or with the role rows, the stacked tables of all columns of clicks. Where there
     is one, a run can start from another on other data."""
+    counted: tuple[str, ...] = ()
+    """What the names of tensors begin with that every run counts from its own data; a run that starts from another
+    hands those of the other to `Trial.take_over`."""
     with_rows: Callable[[Any], Any] | None = None
     """Sets the rows of these tables in a config to those that its events need; None: `resolve` does."""
     submission: str | None = None

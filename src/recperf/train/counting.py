@@ -1,8 +1,8 @@
 """Counts the training events for the counted parts of a model's scores, and fits the weights of all parts.
 
 The weights are those that make validation targets most likely among the items that any part ranks high: a convex
-problem in a few numbers, pulled towards weights that are good on most data. Where a single part ranks the validation
-targets better than the sum, that part alone counts.
+problem in a few numbers, pulled towards weights that are good on most data. Where they do not rank the validation
+targets better than the best counted part alone, by more than the standard error, that part alone counts.
 
 Shapes: N validation targets, J candidates of a target, P parts, C facts, I items, W entries, M moments.
 """
@@ -18,9 +18,19 @@ import torch
 from torch import Tensor
 
 from ..data.next_item import NextItemData, Targets
-from ..models.next_item.counting import ALIKE, FOLLOWS, MODEL, OWN, POPULARITY, RECENT, Counting
+from ..models.next_item.counting import (
+    ALIKE,
+    EARLIER,
+    FOLLOWS,
+    MODEL,
+    OWN,
+    POPULARITY,
+    RECENT,
+    CountedRows,
+    Counting,
+)
 from ..stop import poll
-from .next_item import ItemToItem, RecentPopularity, Scorer, Seen, histories, item_counts
+from .next_item import ItemToItem, Longs, RecentPopularity, Scorer, Seen, histories, item_counts
 
 ENTRIES = 1 << 24
 """Counts that are stored, about: of each item those of the items that followed it most."""
@@ -33,7 +43,7 @@ BLOCK = 1 << 12
 CANDIDATES = 30
 """Items that each part suggests for a target."""
 LISTED = 10
-USUAL = {MODEL: 0.5, FOLLOWS: 0.25, ALIKE: 0.1, POPULARITY: 0.03, RECENT: 0.03, OWN: 0.25}
+USUAL = {MODEL: 0.5, FOLLOWS: 0.25, ALIKE: 0.1, POPULARITY: 0.03, RECENT: 0.03, OWN: 0.25, EARLIER: 0.1}
 """Weights of parts that are good on most data."""
 COUNTS = "counts"
 """All counted parts together."""
@@ -47,8 +57,9 @@ TIES = 1e-4
 """Weight of the popularity that breaks ties of a part that counts alone."""
 
 
-def counted(data: NextItemData, scorers: Mapping[str, Scorer], seen: Seen) -> Counting:
-    """The counted parts with the settings that the baselines have."""
+def counted(data: NextItemData, scorers: Mapping[str, Scorer], seen: Seen, *, started: bool = False) -> Counting:
+    """The counted parts with the settings that the baselines have; of a run that started from another `take_over` adds
+    the counts of that one."""
     others = {"events_I": torch.from_numpy(item_counts(data).astype(np.float32))}
     recent = scorers.get("recent_popularity")
     if isinstance(recent, RecentPopularity):
@@ -58,30 +69,61 @@ def counted(data: NextItemData, scorers: Mapping[str, Scorer], seen: Seen) -> Co
         ALIKE: _rows(data, scorers["item_knn"]),
         "others": others,
     }
-    return Counting(recent=recent is not None, own=seen == "kept", tables=tables)
+    return Counting(recent=recent is not None, own=seen == "kept", started=started, tables=tables)
 
 
 def _rows(data: NextItemData, scorer: Any) -> dict[str, Tensor]:
     """The highest entries of each row of the matrix that a baseline adds up."""
     assert isinstance(scorer, ItemToItem)
-    most = min(MOST, max(FEWEST, ENTRIES // max(1, data.items)))
-    lengths, columns, values = [], [], []
+    blocks = []
     for first in range(0, data.items, BLOCK):
         poll()
         items_R = np.arange(first, min(first + BLOCK, data.items), dtype=np.int32)
-        rows_W, columns_W, values_W = scorer.entries(items_R)
-        counts_R = np.bincount(rows_W, minlength=len(items_R))
-        chosen_W = np.arange(len(rows_W))
-        if len(rows_W) and counts_R.max() > most:
-            place_W = chosen_W - np.repeat(np.cumsum(counts_R) - counts_R, counts_R)
-            chosen_W = np.sort(np.lexsort((-values_W, rows_W))[place_W < most])
-        lengths.append(np.minimum(counts_R, most))
-        columns.append(columns_W[chosen_W].astype(np.int32))
-        values.append(values_W[chosen_W].astype(np.float32))
-    offsets_I1 = np.append(0, np.cumsum(np.concatenate(lengths)))
-    arrays = {"offsets_I1": offsets_I1, "columns_W": np.concatenate(columns), "values_W": np.concatenate(values)}
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return {**tensors, "decay_1": torch.tensor([scorer.decay])}
+        blocks.append(_highest(data.items, *scorer.entries(items_R), rows=len(items_R)))
+    offsets = [block["offsets_I1"].diff() for block in blocks]
+    return {
+        "offsets_I1": torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(offsets).cumsum(0)]),
+        **{name: torch.cat([block[name] for block in blocks]) for name in ("columns_W", "values_W")},
+        "decay_1": torch.tensor([scorer.decay]),
+    }
+
+
+def _highest(items: int, rows_W: Longs, columns_W: Any, values_W: Any, *, rows: int | None = None) -> dict[str, Tensor]:
+    """The highest entries of each row, of entries in the order of their rows."""
+    most = min(MOST, max(FEWEST, ENTRIES // max(1, items)))
+    counts_R, chosen_W = np.bincount(rows_W, minlength=items if rows is None else rows), np.arange(len(rows_W))
+    if len(rows_W) and counts_R.max() > most:
+        place_W = chosen_W - np.repeat(np.cumsum(counts_R) - counts_R, counts_R)
+        chosen_W = np.sort(np.lexsort((-values_W, rows_W))[place_W < most])
+    return {
+        "offsets_I1": torch.from_numpy(np.append(0, np.cumsum(np.minimum(counts_R, most)))),
+        "columns_W": torch.from_numpy(columns_W[chosen_W].astype(np.int32)),
+        "values_W": torch.from_numpy(values_W[chosen_W].astype(np.float32)),
+    }
+
+
+def take_over(counting: Counting, saved: Mapping[str, Tensor], rows_2N: tuple[Tensor, Tensor]) -> None:
+    """Add what followed items in the data of another run, and in that of the one which it started from: `rows_2N` are
+    the numbers that items have there and here."""
+    items, rows, columns, values = len(counting.events_I), [], [], []
+    for name in (FOLLOWS, EARLIER):
+        offsets_I1 = saved.get(f"counting.{name}.offsets_I1")
+        if offsets_I1 is not None:
+            number_I = torch.full((len(offsets_I1),), -1)
+            number_I[rows_2N[0]] = rows_2N[1] - 1
+            rows_W = torch.repeat_interleave(torch.arange(len(offsets_I1) - 1), offsets_I1.diff())
+            rows_W, columns_W = number_I[rows_W + 1], number_I[saved[f"counting.{name}.columns_W"].long() + 1]
+            there_W = (rows_W >= 0) & (columns_W >= 0)
+            rows.append(rows_W[there_W])
+            columns.append(columns_W[there_W])
+            values.append(saved[f"counting.{name}.values_W"][there_W])
+    if not rows:
+        return
+    codes_W, places_W = torch.unique(torch.cat(rows) * items + torch.cat(columns), return_inverse=True)
+    sums_W = torch.zeros(len(codes_W)).index_add_(0, places_W, torch.cat(values))
+    scorer_rows = _highest(items, (codes_W // items).numpy(), (codes_W % items).numpy(), sums_W.numpy())
+    counting.earlier = CountedRows({**scorer_rows, "decay_1": counting.follows.decay_1.cpu()})
+    counting.to(counting.means_C.device)
 
 
 def _recent(data: NextItemData, recent: RecentPopularity) -> dict[str, Tensor]:
@@ -140,13 +182,13 @@ class Candidates:
             collected.append([one.cpu() for one in (raw_BC, scores_BJP, there_BJ, own_BJ)])
         return Candidates(*(torch.cat(column) for column in zip(*collected)))
 
-    def ndcg(self, weights_CP: Tensor) -> float:
-        """NDCG of the sum with these weights; ties count against the target."""
+    def gains(self, weights_CP: Tensor) -> Tensor:
+        """The discounted gain of each target by the sum with these weights; ties count against the target."""
         scores_NJ = self._summed(weights_CP)
         own_N1 = scores_NJ.masked_fill(~self.own_NJ, -torch.inf).amax(1, keepdim=True)
         ranks_N = (scores_NJ >= own_N1).sum(1).double()
         inside_N = self.own_NJ.any(1) & (ranks_N <= LISTED)
-        return float((inside_N / (1 + ranks_N).log2()).mean())
+        return inside_N / (1 + ranks_N).log2()
 
     def fitted(self, usual_P: Tensor) -> Tensor:
         """The weights that make the targets most likely among their candidates, by Newton's method; a part whose usual
@@ -216,13 +258,23 @@ def fit(counting: Counting, candidates: Callable[[], Candidates]) -> dict[str, f
         alone_CP[0, counting.parts.index(POPULARITY)] = TIES
         alone_CP[0, number] = 1.0
         options.append(alone_CP)
-    gains = [found.ndcg(weights_CP) for weights_CP in options]
-    # The first of several that are as good.
-    best = max(range(len(options)), key=lambda number: gains[number])
+    gains = [found.gains(weights_CP) for weights_CP in options]
+    best = _surely_best(gains, counted=range(3, len(gains)))
     for into, value in (
         (counting.weights_CP, options[best]),
         (counting.means_C, means_C),
         (counting.scales_C, scales_C),
     ):
         into.copy_(value)
-    return {MODEL: gains[2], COUNTS: max(gains[1], *gains[3:]), "both": gains[best]}
+    means = [float(gains_N.mean()) for gains_N in gains]
+    return {MODEL: means[2], COUNTS: max(means[1], *means[3:]), "both": means[best]}
+
+
+def _surely_best(gains: list[Tensor], counted: range) -> int:
+    """The option with the highest mean of gains, of the best one that is counted by one rule and those that are better
+    than it by more than the standard error: few targets cannot tell more."""
+    means = [float(gains_N.mean()) for gains_N in gains]
+    safe = max(counted, key=lambda number: means[number])
+    more = [gains_N - gains[safe] for gains_N in gains]
+    surely = [number for number, more_N in enumerate(more) if more_N.mean() > more_N.std() / len(more_N) ** 0.5]
+    return max([safe, *surely], key=lambda number: means[number])

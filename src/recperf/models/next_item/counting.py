@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from ...data.next_item_batches import SequenceBatch
 
 MODEL, FOLLOWS, ALIKE, POPULARITY, RECENT, OWN = "model", "follows", "alike", "popularity", "recent", "own"
+EARLIER = "earlier"
+"""What followed the last items in the data of the run that this one started from."""
 LAST = 10
 """Items of a history for which counts are added up."""
 SMALLEST = 1e-4
@@ -32,7 +34,7 @@ LIST = 10
 class CountedRows(nn.Module):
     """A sparse matrix of items."""
 
-    offsets_I1: Tensor
+    offsets_I1: Tensor | None
     columns_W: Tensor
     values_W: Tensor
     decay_1: Tensor
@@ -43,11 +45,13 @@ class CountedRows(nn.Module):
         for name in ("offsets_I1", "columns_W", "values_W", "decay_1"):
             self.register_buffer(name, rows[name] if rows else None)
 
-    def sums(self, history_BL: Tensor) -> Tensor:
+    def sums(self, history_BL: Tensor, items: int) -> Tensor:
         """The sum of the rows of the last items of each history. The entries of one age meet no column twice, so that
         a sum does not depend on the order in which a device adds."""
-        items, device = len(self.offsets_I1) - 1, history_BL.device
+        device = history_BL.device
         sums = torch.zeros(len(history_BL) * items, device=device)
+        if self.offsets_I1 is None:
+            return sums.view(-1, items)
         for age, items_B in enumerate(history_BL[:, :LAST].unbind(1)):
             begins_B, ends_B = self.offsets_I1[(items_B - 1).clamp(min=0)], self.offsets_I1[items_B]
             lengths_B = (ends_B - begins_B) * (items_B > 0)
@@ -72,10 +76,14 @@ class Counting(nn.Module):
     scales_C: Tensor
     """Facts are compared with these."""
 
-    def __init__(self, *, recent: bool, own: bool, tables: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
+    def __init__(
+        self, *, recent: bool, own: bool, started: bool, tables: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> None:
         super().__init__()
-        self.parts = (MODEL, FOLLOWS, ALIKE, POPULARITY, *[RECENT] * recent, *[OWN] * own)
-        self.follows, self.alike = (CountedRows(tables[name] if tables else None) for name in (FOLLOWS, ALIKE))
+        self.parts = (MODEL, FOLLOWS, ALIKE, POPULARITY, *[RECENT] * recent, *[OWN] * own, *[EARLIER] * started)
+        self.follows, self.alike, self.earlier = (
+            CountedRows(tables.get(name) if tables else None) for name in (FOLLOWS, ALIKE, EARLIER)
+        )
         others = tables["others"] if tables else {}
         for name in ("events_I", "moments_M", "recent_MI"):
             self.register_buffer(name, others.get(name))
@@ -109,10 +117,7 @@ class Counting(nn.Module):
             times_B = batch.next_times_T[batch.offsets_B1[1:] - 1]
             moments_B = (torch.searchsorted(self.moments_M, times_B, right=True) - 1).clamp(min=0)
             return torch.log1p(self.recent_MI[moments_B])
-        if part == OWN:
-            counts_BI = self._own(history_BL)
-        else:
-            counts_BI = (self.follows if part == FOLLOWS else self.alike).sums(history_BL)
+        counts_BI = self._own(history_BL) if part == OWN else getattr(self, part).sums(history_BL, len(self.events_I))
         return counts_BI.div_(counts_BI.sum(1, keepdim=True).clamp_(min=1e-30) * SMALLEST).log1p_()
 
     def facts(self, logits_BI: Tensor, history_BL: Tensor) -> Tensor:
@@ -142,7 +147,8 @@ class Counting(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Tables may have any number of entries."""
-        for owner, before in ((self, prefix), (self.follows, f"{prefix}follows."), (self.alike, f"{prefix}alike.")):
+        tables = ((getattr(self, name), f"{prefix}{name}.") for name in (FOLLOWS, ALIKE, EARLIER))
+        for owner, before in ((self, prefix), *tables):
             for name in owner._buffers:
                 if before + name in state_dict:
                     setattr(owner, name, state_dict[before + name].to(self.means_C.device))

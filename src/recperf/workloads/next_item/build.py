@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
 from ...tasks import NEXT_ITEM
-from ...train.counting import COUNTS, Candidates, counted, fit
+from ...train.counting import COUNTS, Candidates, counted, fit, take_over
 from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
 from ...train.feeds import PlacedOrder
 from ...train.graph import GraphStep
@@ -148,7 +148,8 @@ class SequenceTrial(RankedTrial):
         self.known: dict[str, float] = {}
         """NDCG@10 of the validation items by the model alone and by counting alone."""
         if config.model.counts == "on":
-            counts = counted(prepared.sequences.data, prepared.baselines, prepared.sequences.seen)
+            sequences, started = prepared.sequences, config.start.run is not None
+            counts = counted(sequences.data, prepared.baselines, sequences.seen, started=started)
             self.model.counting = counts.to(prepared.settings.device)
         blocks = list(self.model.blocks.parameters())
         tables = [one for name, one in self.model.named_parameters() if not name.startswith("blocks.")]
@@ -243,6 +244,10 @@ class SequenceTrial(RankedTrial):
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def take_over(self, saved: dict[str, Tensor], rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        if self.model.counting is not None:
+            take_over(self.model.counting, saved, rows["items"])
 
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])

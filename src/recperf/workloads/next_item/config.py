@@ -255,6 +255,7 @@ def workload(
         datasets={"events": on_events},
         resolve=resolve,
         id_tables={"items_ID": "items", "items.table_RD": "items", "features_VD": "features"},
+        counted=("counting.",),
     )
 
 

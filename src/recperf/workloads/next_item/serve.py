@@ -212,7 +212,9 @@ class ServedSequences(ServedItems):
         self.model = new_model(config, self.data, 0, self.settings.device, tiers)
         if config.model.counts == "on":
             # Its tables are those of the checkpoint.
-            counting = Counting(recent=self.data.times_E is not None, own=not self.excludes_seen)
+            counting = Counting(
+                recent=self.data.times_E is not None, own=not self.excludes_seen, started=config.start.run is not None
+            )
             self.model.counting = counting.to(self.settings.device)
 
     def last(self, batch: SequenceBatch) -> Tensor:
