@@ -4,6 +4,7 @@ model recommends and exports."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
 from dataclasses import replace
@@ -229,6 +230,8 @@ def test_a_history_gets_what_its_user_gets_without_the_items_met(run: Any, capfd
 
 def test_an_export_has_the_encoder_and_an_index_of_items(run: Any, tmp_path: Path) -> None:
     opened, _, timed = run
+    weights_CP = opened.model.served.model.counting.weights_CP
+    weights_CP.copy_(torch.randn(weights_CP.shape, generator=torch.Generator().manual_seed(2)))
     manifest = opened.export(tmp_path / "exported")
     assert manifest["program"]["largest_difference"] < 1e-5
     assert ("times_BL" in [one["name"] for one in manifest["program"]["inputs"]]) == timed
@@ -243,6 +246,32 @@ def test_an_export_has_the_encoder_and_an_index_of_items(run: Any, tmp_path: Pat
     users = torch.export.load(tmp_path / "exported" / "program.pt2").module()(**example).detach()
     torch.testing.assert_close(users, expected, rtol=1e-5, atol=1e-5)
     history = [table["id"][row - 1].as_py() for row in example["rows_BL"][0][: example["lengths_B"][0]].tolist()]
-    ranked = [table["id"][place].as_py() for place in np.argsort(-(vectors @ users[0].numpy()))]
     if not timed:
-        assert opened.recommend([history], k=ITEMS, exclude_seen=False)["item"].tolist() == ranked
+        listed = opened.recommend([history], k=ITEMS, exclude_seen=False)
+        scores = added_up(tmp_path / "exported", table["id"].to_pylist(), vectors @ users[0].numpy(), history)
+        assert listed["logit"].tolist() == pytest.approx([scores[item] for item in listed["item"]], rel=1e-4)
+        assert len(listed) == ITEMS
+
+
+def added_up(folder: Path, ids: list[Any], products: Any, history: list[Any]) -> dict[Any, float]:
+    """The score of each item as a server computes it from exported files."""
+    facts, past = json.loads((folder / "manifest.json").read_text())["encoding"]["counting"], history[::-1]
+    counts = pq.read_table(folder / "counts.parquet").to_pylist()
+    events = {row["id"]: row["events"] for row in pq.read_table(folder / "events.parquet").to_pylist()}
+    logits = {item: float(product) / facts["temperature"] for item, product in zip(ids, products)}
+    parts = {"model": logits, "popularity": {item: math.log1p(events[item]) for item in ids}}
+    for name in ("follows", "alike"):
+        sums = dict.fromkeys(ids, 0.0)
+        for age, item in enumerate(past[:10]):
+            for row in counts:
+                if (row["part"], row["item"]) == (name, item):
+                    sums[row["other"]] += facts["decays"][name] ** age * row["value"]
+        total = max(sum(sums.values()), 1e-30)
+        parts[name] = {item: math.log1p(sums[item] / total / 1e-4) for item in ids}
+    best = sorted(logits.values(), reverse=True)
+    known = [1, math.log1p(len(past)), sum(math.log1p(events[item]) for item in past[:10]) / len(past[:10])]
+    known += [best[0], best[0] - best[9]]
+    known = [(one - mean) / scale for one, mean, scale in zip(known, facts["means"], facts["scales"])]
+    weights = {name: sum(k * w for k, w in zip(known, facts["weights"][name])) for name in facts["parts"]}
+    assert weights.keys() == parts.keys()
+    return {item: sum(weights[name] * parts[name][item] for name in parts) for item in ids}

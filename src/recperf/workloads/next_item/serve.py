@@ -25,7 +25,7 @@ from ...data.tables import Ids, Table, pyarrow
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...execution.tables import placed_tables
-from ...models.next_item.counting import Counting
+from ...models.next_item.counting import LAST, LIST, SMALLEST, CountedRows, Counting
 from ...models.next_item.model import NextItemModel, PaddedModel
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
@@ -41,6 +41,25 @@ MEANINGS = {
     "times_BL": "times of these items in seconds",
     "query_times_BL": "for each item the time of the one after it; for the last the time of the request",
 }
+SHARE = f"log(1 + share / {SMALLEST}), where share is the item's part of the sum, over all items, of "
+ADDED = f"`value` in counts.parquet for the last {LAST} items of the history, each times decay^(its age from 0)"
+PARTS = {
+    "model": "the product with the user's vector, over the temperature",
+    "follows": f"{SHARE}{ADDED}",
+    "alike": f"{SHARE}{ADDED}",
+    "earlier": f"{SHARE}{ADDED}",
+    "popularity": "log(1 + `events` in events.parquet)",
+    "recent": "log(1 + `recent_events` in events.parquet)",
+    "own": f"{SHARE}1 / (1 + age) for each time that the history has the item",
+}
+TABLES = ("follows", "alike", "earlier")
+FACT_MEANINGS = [
+    "1",
+    "log(1 + items of the history that the program reads)",
+    f"the mean of log(1 + `events`) of the last {LAST} items",
+    "the model's highest score of all items",
+    f"its lead over the score of rank {LIST}",
+]
 LABELLESS = "this model predicts the next item, not a label: it scores no rows"
 Longs = NDArray[np.int64]
 
@@ -244,9 +263,47 @@ class ServedSequences(ServedItems):
             output="vectors of users, of length 1: the score of an item is the product with its vector",
             example=example,
             logits_B=torch.cat([self.last(batch) for batch in self._batches(inputs)]),
-            more={} if titles is None else {"titles": arrow.table({"id": items, "title": titles})},
+            more={
+                **({} if titles is None else {"titles": arrow.table({"id": items, "title": titles})}),
+                **self._counts(),
+            },
             vectors_IW=self.vectors_ID,
+            encoding={} if self.model.counting is None else {"counting": self._weights(self.model.counting)},
         )
+
+    def _counts(self) -> dict[str, Table]:
+        """What counting adds to the scores, by own ids."""
+        counting, arrow, ids = self.model.counting, pyarrow(), self.items.values
+        if counting is None:
+            return {}
+        tables = []
+        for name in TABLES:
+            rows: CountedRows = getattr(counting, name)
+            if rows.offsets_I1 is not None:
+                lengths_I, columns_W = rows.offsets_I1.diff().cpu().numpy(), rows.columns_W.cpu().numpy()
+                items_W = arrow.array(np.repeat(np.arange(len(ids)), lengths_I))
+                columns = {"part": arrow.array([name] * len(columns_W)), "item": ids.take(items_W)}
+                columns |= {"other": ids.take(arrow.array(columns_W)), "value": rows.values_W.cpu().numpy()}
+                tables.append(arrow.table(columns))
+        events = {"id": ids, "events": counting.events_I.cpu().numpy()}
+        if counting.recent_MI is not None:
+            events["recent_events"] = counting.recent_MI[-1].cpu().numpy()
+        return {"counts": arrow.concat_tables(tables), "events": arrow.table(events)}
+
+    def _weights(self, counting: Counting) -> dict[str, Any]:
+        """What a server needs to add the counts up."""
+        decays = {name: getattr(counting, name).decay_1 for name in TABLES}
+        return {
+            "score": "sum over parts of the part's score of an item times its weight, which is the sum over facts of "
+            "(fact - mean) / scale times the number of that fact and part",
+            "parts": {name: PARTS[name] for name in counting.parts},
+            "facts": FACT_MEANINGS,
+            "weights": dict(zip(counting.parts, counting.weights_CP.t().tolist())),
+            "means": counting.means_C.tolist(),
+            "scales": counting.scales_C.tolist(),
+            "decays": {name: float(decay_1) for name, decay_1 in decays.items() if decay_1 is not None},
+            "temperature": self.temperature,
+        }
 
     def _padded(self, part: ItemHistories) -> dict[str, Tensor]:
         """The inputs of the exported program."""
