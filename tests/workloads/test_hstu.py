@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,6 +23,7 @@ import recperf
 from recperf.cli import main
 from recperf.data.events.imports import import_events
 from recperf.data.events.options import ImportOptions
+from recperf.data.next_item import Targets
 from recperf.distributed.ranks import Ranks
 from recperf.errors import RecperfWarning, UsageError
 from recperf.models.tiers.config import TablesConfig
@@ -204,8 +206,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_history_gets_what_its_user_gets_without_the_items_met(run: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    opened, sequences, _ = run
-    user, history = "a7", sequences["a7"]
+    opened, sequences, timed = run
+    # The user with the newest event.
+    user, history = "a8", sequences["a8"]
     of_user, of_history = opened.recommend([user], k=ITEMS), opened.recommend([history, [history[-1]]], k=ITEMS)
     own = of_history["history"] == 1
     # Events come at an even pace, which a history without times is read with.
@@ -224,6 +227,26 @@ def test_a_history_gets_what_its_user_gets_without_the_items_met(run: Any, capfd
     assert [row["item"] for row in printed] == of_user["item"][:3].tolist()
     with pytest.warns(RecperfWarning, match="1 row with an unknown item"):
         assert opened.recommend([[*history, 999]], k=3)["item"].tolist() == of_user["item"][:3].tolist()
+    if timed:
+        # At the time of the tenth event the user has nine, and the request comes when that one does.
+        early = opened.recommend([user], k=ITEMS, time=60 * 9)
+        assert set(early["item"]) == set(range(100, 100 + ITEMS)) - set(history[:9])
+        served = opened.model.served
+        index = served.users.indices(pa.array([user]))
+        nine = replace(served._stored(Targets(index, served.data.offsets_U1[index] + 9)), nexts_B=np.array([540]))
+        batch = served._batch(nine)
+        assert (len(batch.items_T), int(batch.next_times_T[-1])) == (6, 540)
+        logits_I = served.model.scored(served.last(batch) @ served.vectors_ID.t(), batch)[0].detach()
+        places = [item - 100 for item in early["item"]]
+        np.testing.assert_allclose(early["logit"], logits_I[places], rtol=1e-5, atol=1e-5)
+        assert main(["recommend", str(opened.folder), "--users", user, "--time", "1970-01-01T00:09", "--json"]) == 0
+        printed = json.loads(capfd.readouterr().out)["recommendations"]
+        assert [row["item"] for row in printed] == early["item"][:10].tolist()
+        assert main(["recommend", str(opened.folder), "--users", user, "--time", "noon"]) == 2
+        assert "--time is 'noon', which is no time" in capfd.readouterr().err
+    else:
+        with pytest.raises(UsageError, match="do not depend on the time of a request"):
+            opened.recommend([user], time=5)
     with pytest.raises(UsageError, match="it scores no rows"):
         opened.score({"user": ["a7"], "item": [100]})
 

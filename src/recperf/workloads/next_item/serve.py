@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import time
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ class ServedItems(Served):
             self.users = Ids.of(users, own_ids(store, "user"), np.arange(self.data.users))
             self.items = Ids.of(items, [own[number] for number in numbers_I.tolist()])
             self.titles = titles_of(store, numbers_I)
-        self.excludes_seen = sequences.seen == "left-out"
+        self.excludes_seen, self.timed = sequences.seen == "left-out", self.data.times_E is not None
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         raise UsageError(LABELLESS, fix="recperf recommend RUN")
@@ -116,20 +117,35 @@ class ServedItems(Served):
         return logits_UI.softmax(1)
 
     def rank(self, users: Any) -> Tensor:
-        """With all events of each user in the store as the history."""
+        """With the events of each user in the store before the request as the history."""
         indices = self.users.indices(users)
-        known = np.flatnonzero(indices >= 0)
-        histories = self._stored(Targets(indices[known], self.data.offsets_U1[indices[known] + 1]))
-        return self._ranked(histories, known, len(indices))
+        ends_U = self.data.offsets_U1[indices + 1]
+        if self.request_time is not None and self.data.times_E is not None:
+            before_E1 = np.concatenate([[0], np.cumsum(self.data.times_E < self.request_time)])
+            begins_U = self.data.offsets_U1[indices]
+            ends_U = begins_U + before_E1[ends_U] - before_E1[begins_U]
+        known = np.flatnonzero((indices >= 0) & (ends_U > self.data.offsets_U1[indices]))
+        requested = self._stored(Targets(indices[known], ends_U[known]))
+        if self.data.times_E is not None:
+            requested = replace(requested, nexts_B=np.full(len(known), self.requested_at))
+        return self._ranked(requested, known, len(indices))
 
     def rank_histories(self, histories: Sequence[Longs]) -> Tensor:
         """A history without times is read as if its items had come at the usual pace."""
         length, rows = self.length, [row for row, one in enumerate(histories) if len(one)]
         items, times, nexts_B = [np.asarray(histories[row])[-length:] + 1 for row in rows], None, None
         if self.data.times_E is not None:
-            times = [self.pace * np.arange(len(one)) for one in items]
-            nexts_B = np.array([self.pace * len(one) for one in items])
+            times = [self.requested_at - self.pace * np.arange(len(one), 0, -1) for one in items]
+            nexts_B = np.full(len(rows), self.requested_at)
         return self._ranked(ItemHistories(items, times, nexts_B), np.array(rows, np.int64), len(histories))
+
+    @property
+    def requested_at(self) -> int:
+        """When recommendations are requested; where that is not said, now, or a usual time after the newest event where
+        that is earlier: a model knows nothing of later days."""
+        assert self.data.times_E is not None
+        newest = int(self.data.times_E.max()) + self.pace
+        return min(int(time()), newest) if self.request_time is None else self.request_time
 
     @cached_property
     def pace(self) -> int:
@@ -200,8 +216,11 @@ class ServedItems(Served):
         return item_counts(self.data)
 
     def seen(self, user: int) -> Tensor:
-        first, stop = self.data.offsets_U1[user : user + 2].tolist()
-        return torch.from_numpy(np.unique(self.data.items_E[first:stop]).astype(np.int64) - 1)
+        part = slice(*self.data.offsets_U1[user : user + 2].tolist())
+        items_E = self.data.items_E[part]
+        if self.request_time is not None and self.data.times_E is not None:
+            items_E = items_E[self.data.times_E[part] < self.request_time]
+        return torch.from_numpy(np.unique(items_E).astype(np.int64) - 1)
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, ItemHistories]]:
         """The histories before test items."""
