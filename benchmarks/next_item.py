@@ -28,7 +28,8 @@ from recperf.train.loop import take_step
 from recperf.train.next_item import Scorer, rank
 from recperf.workloads.next_item.build import PreparedSequences
 from recperf.workloads.next_item.config import NextItemRunConfig
-from recperf.workloads.next_item.hstu import DENSE, dense, sparse
+from recperf.workloads.next_item.hstu import dense, sparse
+from recperf.workloads.next_item.own_data import DENSE
 
 GOAL = 0.172
 """NDCG@10 that was published for HSTU on ML-1M."""

@@ -35,7 +35,8 @@ class NextItemConfig:
     """Values of all features of the items, and one for none: rows of a table whose sum is added to the embeddings of
     the items that have them. As many as the data has; 0: the items have no features."""
     dim: int = 50
-    """Width of an item's embedding and of a token."""
+    """Width of an item's embedding and of a token; of this and the next three fields 0 means what suits data of your
+    own and the device."""
     blocks: int = 8
     """Number of blocks."""
     heads: int = 2
@@ -63,10 +64,10 @@ class NextItemConfig:
     def __post_init__(self) -> None:
         within(0, self.items, 1 << 31, "model.items")
         within(0, self.feature_rows, 1 << 31, "model.feature_rows")
-        within(1, self.dim, 4096, "model.dim")
-        within(1, self.blocks, 256, "model.blocks")
-        within(1, self.heads, 256, "model.heads")
-        within(1, self.head_dim, 512, "model.head_dim")
+        within(0, self.dim, 4096, "model.dim")
+        within(0, self.blocks, 256, "model.blocks")
+        within(0, self.heads, 256, "model.heads")
+        within(0, self.head_dim, 512, "model.head_dim")
         within(1, self.max_length, 1 << 16, "model.max_length")
         require(0 <= self.dropout < 1, "model.dropout", self.dropout, "at least 0 and below 1")
         require(1 / 60 <= self.temperature <= 100, "model.temperature", self.temperature, "1/60 to 100")

@@ -18,11 +18,12 @@ from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES, TableRule
 from ...tasks import NEXT_ITEM
 from ...train.config import AnyTableOptimizer, TableTrainConfig, TargetConfig, TrainConfig
-from .own_data import settings_for
+from .own_data import has_gpu, settings_for, sizes_for
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...data.events.store import EventStore
+    from ...data.next_item import NextItemData
 
 SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length, or --tables.placement file"
 
@@ -168,8 +169,24 @@ def following(store: EventStore) -> NextItemRunConfig:
     """A model for the events of a store."""
     from ...data.next_item import NextItemData
 
-    settings = settings_for(NextItemData.from_store(store))
+    return for_data(NextItemData.from_store(store))
+
+
+def for_data(data: NextItemData) -> NextItemRunConfig:
+    """The settings that follow from data; `with_sizes` sets the sizes, for the encoder and device that are chosen."""
+    settings = settings_for(data)
     return NextItemRunConfig(model=NextItemConfig(**settings["model"]), train=NextItemTrainConfig(**settings["train"]))
+
+
+def with_sizes(config: NextItemRunConfig, data: NextItemData) -> NextItemRunConfig:
+    """With the usual sizes where none were set."""
+    model = config.model
+    if all((model.dim, model.blocks, model.heads, model.head_dim)):
+        return config
+    usual = sizes_for(data, model.encoder, has_gpu(config.train.device))
+    # A width that was set need not be a multiple of the usual one of a head.
+    usual["head_dim"] = max(1, (model.dim or usual["dim"]) // (model.heads or usual["heads"]))
+    return replace(config, model=replace(model, **{name: getattr(model, name) or one for name, one in usual.items()}))
 
 
 def sized(
@@ -196,13 +213,15 @@ def resolve(config: NextItemRunConfig) -> NextItemRunConfig:
     resumed with its table in another place keeps its optimizer."""
     config = replace(config, train=replace(config.train, table_optimizer=config.optimizer))
     if config.model.encoder == "auto":
+        # On every log and device tried so far it learns more in less time.
         config = replace(config, model=replace(config.model, encoder="transformer"))
     if config.data.path is None:
         return embedded(config)
     from ...data.known.opening import open_events
     from ...data.next_item import NextItemData
 
-    data, model = NextItemData.from_store(open_events(config.data.path), config.data.split), config.model
+    data = NextItemData.from_store(open_events(config.data.path), config.data.split)
+    model = with_sizes(config, data).model
     buckets = 0 if data.times_E is None else model.time_buckets
     values = data.values() if config.data.features else None
     rows = values.rows if values else 0
@@ -224,7 +243,9 @@ def estimate(config: NextItemRunConfig) -> Estimate:
 
 
 def require_room(config: NextItemRunConfig) -> None:
-    require(config.model.items > 0, "model.items", config.model.items, "above 0")
+    for name in ("items", "dim", "blocks", "heads", "head_dim"):
+        value = getattr(config.model, name)
+        require(value > 0, f"model.{name}", value, "above 0")
     tables = config.tables if config.some_rows else TablesConfig(placement="device")
     require_table_memory(tables, estimate(config), fix=SMALLER)
 

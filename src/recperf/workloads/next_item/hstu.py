@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 from ...errors import ConfigError
 from ...models.next_item.config import NextItemConfig
 from .config import NextItemRunConfig, NextItemTrainConfig, embedded, resolve, sized, workload
-from .own_data import mean_events, read_length, training_for
+from .own_data import kind_of, read_length, training_for
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
     from ...data.events.store import EventStore
-
-DENSE = 50
-"""Mean events of a user from which on `dense` is the default; below it a smaller model that drops more."""
-SMALL = 40_000
-"""Below this number of events the model is `small`."""
 
 
 def default() -> NextItemRunConfig:
@@ -60,7 +55,7 @@ def following(store: EventStore) -> NextItemRunConfig:
     from ...data.next_item import NextItemData
 
     data = NextItemData.from_store(store)
-    config = small() if len(data.items_E) < SMALL else dense() if mean_events(data) >= DENSE else sparse()
+    config = {"small": small, "dense": dense, "sparse": sparse}[kind_of(data)]()
     model = replace(config.model, max_length=read_length(data, config.model.max_length), counts="on")
     return replace(config, model=model, train=replace(config.train, **training_for(data)))
 
