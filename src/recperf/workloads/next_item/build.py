@@ -197,7 +197,7 @@ class SequenceTrial(RankedTrial):
 
     def predictions(self, at: Position | None = None) -> Predictions:
         """The ranks of the test items, once the weights of counting are those for the present model."""
-        self._fit()
+        self.fit_counting()
         return super().predictions(at)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
@@ -205,7 +205,7 @@ class SequenceTrial(RankedTrial):
         return {**super().metrics(predictions), **known}
 
     @torch.no_grad()
-    def _fit(self) -> None:
+    def fit_counting(self) -> None:
         """Fit the weights of the model's and the counted parts on the validation targets; ranks use those of the
         first."""
         counting, prepared = self.model.counting, self.prepared
