@@ -47,9 +47,11 @@ class NextItemModel(nn.Module):
         device: torch.device,
         values: ItemValues | None = None,
         rows: SparseTables | None = None,
+        low: bool = False,
     ) -> None:
+        """`low`: the products of the blocks have bfloat16 inputs."""
         super().__init__()
-        self.config, self.items = config, rows
+        self.config, self.items, self.low = config, rows, low
         if rows is None:
             self.items_ID = nn.Parameter(torch.empty(config.items + 1, config.dim, device=device))
         self.reset(seed)
@@ -87,8 +89,10 @@ class NextItemModel(nn.Module):
             x_TD = x_TD + F.embedding(batch.positions_T, self.positions_ND)
             x_TD = dropped(x_TD, config.dropout, self.training, batch)
         bias = ENCODERS[config.encoder].bias_input(batch, self.starts_K)
-        for block in self.blocks:
-            x_TD = block(x_TD, batch, bias)
+        # Without its cache of converted weights, which a CUDA graph would hold on to.
+        with torch.autocast(x_TD.device.type, torch.bfloat16, enabled=self.low, cache_enabled=False):
+            for block in self.blocks:
+                x_TD = block(x_TD, batch, bias)
         return F.normalize(self.final_norm(x_TD), dim=1, eps=EPS)
 
     def loss(self, batch: SequenceBatch) -> Tensor:

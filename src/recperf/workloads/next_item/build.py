@@ -70,7 +70,8 @@ def new_model(
             state = rule.state_width(model.dim)
             opened = open_tiers({"items": model.items + 1}, tiers, dim=model.dim, state=state, device=device)
         table = SparseTables(("items",), (model.items + 1,), model.dim, device=device, tiers=opened)
-    return NextItemModel(model, seed=seed, device=device, values=values, rows=table)
+    low = config.train.precision == "bfloat16"
+    return NextItemModel(model, seed=seed, device=device, values=values, rows=table, low=low)
 
 
 BETAS = (0.9, 0.98)
@@ -83,7 +84,10 @@ def settings_of(config: NextItemRunConfig) -> Settings:
     model = config.model
     product = 2 * config.train.batch_size * model.max_length * model.dim * 4 * model.width
     settings = choose(config.train, largest_product_flops=product)
-    return replace(settings, precision="tf32") if settings.device.type == "cuda" else settings
+    precision, on_gpu = config.train.precision, settings.device.type == "cuda"
+    if precision == "tf32" and not on_gpu:
+        raise MachineError("a CPU has no tf32", fix="--train.precision float32")
+    return replace(settings, precision=("tf32" if on_gpu else "float32") if precision == "auto" else precision)
 
 
 class PreparedSequences(RankedSequences):

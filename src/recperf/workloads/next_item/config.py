@@ -94,6 +94,9 @@ class NextItemTrainConfig(SequenceTrainConfig, TableTrainConfig):
     """Weight decay of the blocks."""
     table_weight_decay: float = 0.0
     """Weight decay of the embeddings of items and positions."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Precision of matrix products; weights and the softmax over items stay float32. bfloat16: of those in transformer
+    blocks, the others as with tf32. auto: tf32 on a GPU, else float32."""
     table_optimizer: Literal["auto", AnyTableOptimizer] = "auto"  # type: ignore[assignment]
     """adamw (0.9, 0.98) changes the embeddings of all items in every step; the others those that the step uses: with
     the sampled loss a few, with the full softmax all. auto: adam (0.9, 0.999) where tables.placement is host or file,
@@ -112,6 +115,9 @@ class NextItemRunConfig(TrialsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.distributed.require_copies("hstu")
+        if self.train.precision == "bfloat16" and self.model.encoder == "hstu":
+            what = "train.precision is bfloat16, which HSTU blocks do not have here"
+            raise ConfigError(what, where={"field": "train.precision"}, fix="--train.precision tf32")
         placement, outside = self.tables.placement, self.tables.placement in ("host", "file")
         if outside and self.rule is None:
             what = f"tables.placement is {placement}, but adamw changes every item in every step"
