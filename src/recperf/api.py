@@ -1,7 +1,7 @@
 """What the commands do, for Python: the same words, the same results, and frames in place of files.
 
     shop = recperf.dataset(frame, user="customer", item="product", time="when", rating="stars")
-    run = recperf.run("hstu", shop, train={"epochs": 3})
+    run = recperf.run("next-item", shop, train={"epochs": 3})
     run.recommend(["anna", "ben"], k=10)
 
 Errors are `RecperfError`. Signal handlers, torch's settings and random generators are afterwards as before.

@@ -221,6 +221,7 @@ class Trial(Protocol):
 
     def take_over(self, saved: dict[str, Tensor], rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Use what the model of another run counted: `rows` are the numbers that ids have there and here, by role."""
+        return None
 
     def state(self) -> dict[str, Any]: ...
 

@@ -82,7 +82,8 @@ class TransformerBlock(nn.Module):
     def _fed(self, x_D: Tensor) -> Tensor:
         """The gated feed-forward layer, of positions in any shape."""
         gate_F, up_F = (self.feed_norm(x_D) @ self.gate_DF).chunk(2, dim=-1)
-        return (F.silu(gate_F) * up_F) @ self.down_FD
+        fed_D: Tensor = (F.silu(gate_F) * up_F) @ self.down_FD
+        return fed_D
 
 
 def buckets(times_BL: Tensor, next_times_BL: Tensor, starts_K: Tensor) -> Tensor:
