@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,7 +53,12 @@ def sequences(graph: Any = "auto", **model: Any) -> PreparedSequences:
     return PreparedSequences(hstu.resolve(config))
 
 
-WORKLOADS: dict[str, Callable[..., Any]] = {"micro-dlrm": clicks, "dlrm-v4": histories, "hstu": sequences}
+WORKLOADS: dict[str, Callable[..., Any]] = {
+    "micro-dlrm": clicks,
+    "dlrm-v4": histories,
+    "hstu": sequences,
+    "next-item": partial(sequences, encoder="transformer"),
+}
 
 
 def trained(
