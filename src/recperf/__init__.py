@@ -2,7 +2,7 @@
 
     report = recperf.profile(step, batches=loader, model=model)
     shop = recperf.dataset(frame, user="customer", item="product", time="when")
-    run = recperf.run("hstu", shop, train={"epochs": 3})
+    run = recperf.run("next-item", shop, train={"epochs": 3})
     top = run.recommend(["anna", "ben"], k=10)
 
 Importing this imports nothing else: torch is loaded when a name is used.

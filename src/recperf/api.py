@@ -1,7 +1,7 @@
 """What the commands do, for Python: the same words, the same results, and frames in place of files.
 
     shop = recperf.dataset(frame, user="customer", item="product", time="when", rating="stars")
-    run = recperf.run("hstu", shop, train={"epochs": 3})
+    run = recperf.run("next-item", shop, train={"epochs": 3})
     run.recommend(["anna", "ben"], k=10)
 
 Errors are `RecperfError`. Signal handlers, torch's settings and random generators are afterwards as before.
@@ -34,8 +34,8 @@ from .workloads.opened import OpenRun
 
 if TYPE_CHECKING:
     from .planning.request import PlanReport
+    from .runs.bench_report import BenchReport
     from .runs.compare_report import Compared
-    from .runs.report.bench import BenchReport
 
 
 @contextmanager
@@ -302,7 +302,7 @@ def bench(
     from msgspec.structs import asdict
 
     from .data import datasets
-    from .runs.report.bench import BenchReport
+    from .runs.bench_report import BenchReport
     from .workloads.benching import require_one, train_all
 
     found = data if isinstance(data, Dataset) else datasets.find(str(data))

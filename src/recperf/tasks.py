@@ -129,7 +129,12 @@ NEXT_ITEM = Task(
     progress=("hit_rate_10", NDCG),
     table="next items",
     columns=RANKED,
-    titles={**RANKED_TITLES, f"validation_{NDCG}": "validation NDCG@10"},
+    titles={
+        **RANKED_TITLES,
+        f"validation_{NDCG}": "validation NDCG@10",
+        f"validation_{NDCG}_model": "the model alone (validation)",
+        f"validation_{NDCG}_counts": "counting alone (validation)",
+    },
     baselines={
         "popularity": "item popularity",
         "recent_popularity": "item popularity just before",

@@ -18,7 +18,8 @@ from recperf.cli import main
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.profile import StepProfile
 from recperf.measure.trace_evidence import analyse_file
-from recperf.runs.report import bench, page, trace_report
+from recperf.runs import bench_report
+from recperf.runs.report import page, trace_report
 from recperf.runs.report.profiles import report_of
 from recperf.runs.step_report import Report
 
@@ -51,7 +52,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         **{name: page.save(report_of(one, peaks), home / f"{name}.html") for name, one in profile.items()},
         "script": of_program(profiles.eager()).page(home / "script.html"),
         "trace": page.save(report_of(analyse_file(trace), viewer=trace_report.viewer(trace)), home / "trace.html"),
-        "bench": page.save(bench.report(benches.bench_of(home / "b"), bench.beside(home)), home / "bench.html"),
+        "bench": page.save(
+            bench_report.report(benches.bench_of(home / "b"), bench_report.beside(home)), home / "bench.html"
+        ),
         "plan": home / "plan.html",
         "plans": home / "plans.html",
     }

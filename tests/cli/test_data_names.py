@@ -33,7 +33,7 @@ def test_workloads_take_imported_ratings_by_name(call: Call, mine: str, workload
 
 
 def test_a_dataset_chooses_the_workload(call: Call, mine: str) -> None:
-    assert json.loads(call("show", "--data", mine, "--json")[1])["workload"] == "hstu"
+    assert json.loads(call("show", "--data", mine, "--json")[1])["workload"] == "next-item"
     assert json.loads(call("show", "--data", "movielens-like", "--json")[1])["workload"] == "micro-dlrm"
 
 
@@ -41,7 +41,7 @@ def test_datasets_are_listed_with_the_command_that_trains_on_them(call: Call, mi
     listed = {row["name"]: row for row in json.loads(call("data", "list", "--json")[1])["datasets"]}
     assert listed["mine"]["rows"] == 1200
     assert listed["mine"]["bytes"] > 1200 * 11
-    assert listed["mine"]["train"] == "recperf run hstu --data mine"
+    assert listed["mine"]["train"] == "recperf run next-item --data mine"
     assert "movielens-100k" not in listed, "it is not on this machine"
     assert "mine" in call("data", "list")[1]
     described = call("data", "info", "mine")[1]
@@ -76,7 +76,7 @@ def test_dlrm_reads_genres_and_drawn_negatives_of_imported_events(call: Call) ->
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, out, err = call("data", "import", "log.jsonl", "--negatives", "2")
     assert code == 0, err
-    assert "next: recperf run hstu --data log" in out
+    assert "next: recperf run next-item --data log" in out
     code, out, err = call("run", "dlrm", "--data", "log", "--dry-run", "--json")
     assert code == 0, err
     dry = json.loads(out)

@@ -74,12 +74,12 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path, mon
     assert f"waren.csv   of items: ARTIKEL (id), {items}\n" in said
     assert "kunden.csv  of users: Kundin-Nr (id), ort (2 categories), alter (number)\n" in said
     assert "note: 1 row repeats the user, item, time and rating of another (0.1%)" in said
-    assert "next: recperf run hstu --data laden" in said
+    assert "next: recperf run next-item --data laden" in said
     described = recperf("data", "info", "laden")
     assert f"laden: {len(rows)} events of 60 users and 60 items, 2026-01-02 to" in described
     assert not any(word in described for word in ("listen", "artist", "album", "anchor"))
 
-    for name in ("hstu", "dlrm"):
+    for name in ("next-item", "dlrm"):
         recperf("run", name, "--data", "laden", "--run-dir", f"runs/{name}", "--train.max-steps", 8, "--no-peaks",
                 "--target.beat", "none", "--no-report", "--quiet")  # fmt: skip
         assert json.loads((tmp_path / "runs" / name / "data.json").read_text())["split"] == "time"
@@ -111,7 +111,7 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path, mon
     # Tracing the program takes longer than all the rest.
     untraced = {"file": "", "inputs": [], "output": "", "largest_difference": 0, "expected_difference": 0}
     monkeypatch.setattr("recperf.execution.exporting._write_program", lambda *_: untraced)
-    recperf("export", "runs/hstu", "--output", "exported")
+    recperf("export", "runs/next-item", "--output", "exported")
     exported = parquet.read_table(tmp_path / "exported" / "items.parquet")
     assert exported.column_names == ["ARTIKEL", "sorte", "preis", "etiketten", "bezeichnung"]
     assert exported.slice(4, 1).to_pylist() == [
@@ -121,14 +121,14 @@ def test_a_shop_never_names_a_column_twice(recperf: Recperf, tmp_path: Path, mon
     # New days go on with the model, and the old log is replaced only when no import fails.
     purchases(tmp_path / "new.csv", start=datetime(2026, 4, 1, tzinfo=SUMMER), buyers=62)
     recperf("data", "import", "new.csv", *columns, "--items", "waren.csv", "--name", "april")
-    recperf("run", "--start-from", "runs/hstu", "--data", "april", "--run-dir", "runs/next", "--train.max-steps", 8,
-            "--no-peaks", "--no-report", "--quiet")  # fmt: skip
+    recperf("run", "--start-from", "runs/next-item", "--data", "april", "--run-dir", "runs/next",
+            "--train.max-steps", 8, "--no-peaks", "--no-report", "--quiet")  # fmt: skip
     assert "k61" in recperf("recommend", "runs/next", "--users", "k61", "--k", 3)
     recperf("data", "import", "new.csv", *columns, "--name", "laden", code=3)
     said = recperf("data", "import", "new.csv", *columns, "--name", "laden", "--replace")
-    assert "can no longer be resumed or scored: runs/dlrm, runs/hstu" in said
+    assert "can no longer be resumed or scored: runs/dlrm, runs/next-item" in said
     refused = recperf("data", "remove", "laden", code=3)
-    assert "runs need laden to be resumed, scored or started from: runs/dlrm, runs/hstu" in refused
+    assert "runs need laden to be resumed, scored or started from: runs/dlrm, runs/next-item" in refused
     recperf("data", "remove", "laden", "--force")
     assert "there is no dataset and no file 'laden'" in recperf("data", "remove", "laden", code=2)
 

@@ -30,8 +30,8 @@ from recperf.train.loop import Position, take_step
 from recperf.workloads import find
 from recperf.workloads.dlrm.config import DLRMDataConfig, DLRMModelConfig, DLRMTrainConfig, DLRMWorkloadConfig
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig
-from recperf.workloads.hstu.config import HSTUConfig
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
+from recperf.workloads.next_item.config import NextItemRunConfig
 from recperf.workloads.torch_module.build import ModuleTrial
 
 SEED = 3
@@ -96,7 +96,7 @@ def dlrm(
 
 def prepared_of(config: Any) -> Any:
     kinds: dict[type, str] = {DLRMWorkloadConfig: "dlrm", MicroDLRMConfig: "micro-dlrm"}
-    kinds |= {DLRMv4WorkloadConfig: "dlrm-v4", HSTUConfig: "hstu"}
+    kinds |= {DLRMv4WorkloadConfig: "dlrm-v4", NextItemRunConfig: "hstu"}
     torch.manual_seed(SEED)
     name = type(config).__name__
     return (MODULES[name]() if name in MODULES else find(kinds[type(config)])).prepare(config)

@@ -18,7 +18,7 @@ from recperf.distributed.config import DistributedConfig
 from recperf.models.dlrm_v4.config import HSTUConfig
 from recperf.workloads import find
 from recperf.workloads.dlrm_v4.config import DLRMv4WorkloadConfig, EvaluationConfig, EventsConfig, HistoryTrainConfig
-from recperf.workloads.hstu.config import SequencesConfig
+from recperf.workloads.next_item.config import SequencesConfig
 from recperf.workloads.torch_module import ItemModuleTrainConfig, ModuleTrainConfig
 
 pytestmark = needs_torchrec

@@ -46,7 +46,7 @@ SMALLER = {
     r"run dlrm .*criteo": CRITEO,
     r"run dlrm( |$)": f"{DLRM} --no-peaks",
     r"run dlrm-v4": f"{V4} --seeds 1",
-    r"run hstu": "--data.users 60 --train.max-steps 2 --model.blocks 1 --no-peaks",
+    r"run (next-item|hstu)": "--data.users 60 --train.max-steps 2 --model.blocks 1 --no-peaks",
     r"run micro-dlrm-dram --preset movielens": f"{MICRO} --model.rows 20000 --model.dim 16",
     r"(sweep|pair) micro-dlrm-dram": DRAM,
     r"profile dlrm ": f"{DLRM} {PROFILE}",
@@ -292,7 +292,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
     },
     "tutorial.md": {"train.py": slow_program, "ratings.csv": events},
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events, "train.txt": clicks},
-    "hstu.md": {"Beauty.txt": events},
+    "next-item.md": {"Beauty.txt": events},
     "your-events.md": dict.fromkeys(
         ("ratings.csv", "log.csv", "u.data", "ratings.dat", "movies.dat"), events
     ),

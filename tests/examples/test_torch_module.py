@@ -27,7 +27,7 @@ from recperf.errors import ConfigError
 from recperf.runs.contract import check_run
 from recperf.tasks import EVENT_LABELS, NEXT_ITEM
 from recperf.train.metrics import auc
-from recperf.workloads.hstu.config import SequencesConfig
+from recperf.workloads.next_item.config import SequencesConfig
 from recperf.workloads.torch_module import Columns, ItemModuleTrainConfig, ModuleConfig, torch_workload
 from recperf.workloads.torch_module.build import TorchOptimizer, require_alike
 from recperf.workloads.torch_module.clicks import logits_of

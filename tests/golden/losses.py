@@ -49,7 +49,7 @@ def losses(name: str) -> list[float]:
         model = replace(config.model, dim=16, bottom=(64, 64, 16), top=(128, 64, 1))
         config = replace(config, train=replace(config.train, batch_size=256, threads=1))
         config = replace(config, model=model, fast=PLAIN)
-    elif name == "hstu":
+    elif name in ("hstu", "next-item"):
         config = replace(config, data=replace(config.data, users=400))
         config = replace(config, train=replace(config.train, batch_size=16, threads=1))
     elif name == "dlrm-v4":

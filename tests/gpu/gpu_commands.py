@@ -117,13 +117,14 @@ def lanes(device: str, times: int) -> list[Lane]:
         "dlrm experiment": ["dlrm", "--preset", "experiment"],
         "dlrm intended": ["dlrm", "--preset", "intended"],
         "dlrm-v4": ["dlrm-v4"],
+        "next-item": ["next-item"],
         "hstu": ["hstu"],
     }
     made = [Lane(FIRST, "machine", [Command(["doctor"], {0, 4}), Command(["peaks"])])]
     made += [
         Lane("runs", name, [Command(["run", *words, *on]) for _ in range(times)]) for name, words in workloads.items()
     ]
-    for name in ("micro-dlrm", "dlrm-v4", "hstu"):
+    for name in ("micro-dlrm", "dlrm-v4", "next-item", "hstu"):
         begin = ["run", *workloads[name], *on, "--run-dir", "stopped", "--train.checkpoint-steps", "5"]
         made.append(
             Lane(
@@ -142,7 +143,7 @@ def lanes(device: str, times: int) -> list[Lane]:
         ["score", "first", "--input", "held-out.parquet", "--output", "scores.csv"],
         ["recommend", "first", "--users", "1", "2", "3", "--k", "5", "--exclude-seen"],
         ["export", "first", "--output", "exported"],
-        ["run", "hstu", *on, "--run-dir", "next"],
+        ["run", "next-item", *on, "--run-dir", "next"],
         ["recommend", "next", "--history", "12,45,7"],
         ["export", "next", "--output", "exported-next"],
         ["compare", "first", "first"],
@@ -182,7 +183,12 @@ def lanes(device: str, times: int) -> list[Lane]:
     pair = [["pair", "micro-dlrm-dram", *on], ["sweep", "micro-dlrm", *on, "--model.dim", "8,16,32"]]
     made.append(Lane("commands", "pair and sweep", [Command(words) for words in pair]))
     torchrec = ("torchrec", "fbgemm_gpu")
-    for name, needs in {"micro-dlrm": torchrec, "dlrm experiment": torchrec, "dlrm-v4": torchrec, "hstu": ()}.items():
+    for name, needs in {
+        "micro-dlrm": torchrec,
+        "dlrm experiment": torchrec,
+        "dlrm-v4": torchrec,
+        "next-item": (),
+    }.items():
         words = ["run", *workloads[name], *on, "--train.max-steps", "40"]
         ranked = [Command([*words, "--run-dir", f"ranks-{turn}"], {0, 5}, ranks=2) for turn in range(2)]
         made.append(Lane("ranks", f"two ranks of {name}", ranked, needs=needs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,10 +21,10 @@ from recperf.workloads.dlrm import config as dlrm
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
-from recperf.workloads.hstu import config as hstu
-from recperf.workloads.hstu.build import PreparedSequences
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm.config import MicroDLRMConfig
+from recperf.workloads.next_item import hstu
+from recperf.workloads.next_item.build import PreparedSequences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -52,7 +53,12 @@ def sequences(graph: Any = "auto", **model: Any) -> PreparedSequences:
     return PreparedSequences(hstu.resolve(config))
 
 
-WORKLOADS: dict[str, Callable[..., Any]] = {"micro-dlrm": clicks, "dlrm-v4": histories, "hstu": sequences}
+WORKLOADS: dict[str, Callable[..., Any]] = {
+    "micro-dlrm": clicks,
+    "dlrm-v4": histories,
+    "hstu": sequences,
+    "next-item": partial(sequences, encoder="transformer"),
+}
 
 
 def trained(

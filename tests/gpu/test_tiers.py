@@ -19,8 +19,8 @@ from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import laptop
-from recperf.workloads.hstu import config as hstu
-from recperf.workloads.hstu.build import PreparedSequences
+from recperf.workloads.next_item import hstu
+from recperf.workloads.next_item.build import PreparedSequences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 STEPS = 200

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from recperf.data.next_item import NextItemData
 from recperf.data.next_item_batches import EventsOnDevice, SequenceOrder, WindowBatch
-from recperf.models.next_item import model as softmax
+from recperf.models.next_item import softmax
 from recperf.models.next_item.config import NextItemConfig
-from recperf.models.next_item.model import NextItemHSTU
-from recperf.workloads.hstu import steps as hstu_batches
-from recperf.workloads.hstu.steps import WindowFeed, WindowOrder
+from recperf.models.next_item.model import NextItemModel
+from recperf.workloads.next_item import steps as hstu_batches
+from recperf.workloads.next_item.steps import WindowFeed, WindowOrder
 
 TEMPERATURE = 0.05
 
@@ -62,7 +62,11 @@ def test_what_fills_a_batch_changes_neither_loss_nor_gradients(loss: Any, monkey
         items=items, dim=8, blocks=2, heads=2, head_dim=4, max_length=length, dropout=0.0, loss=loss, negatives=9,
         time_buckets=6,
     )  # fmt: skip
-    model, feed, windows = NextItemHSTU(config, seed=1, device=device), WindowFeed(order), WindowOrder(order).batches(2)
+    model, feed, windows = (
+        NextItemModel(config, seed=1, device=device),
+        WindowFeed(order),
+        WindowOrder(order).batches(2),
+    )
     for expected in order.batches(2):
         uneven = feed.load(windows)
         if len(expected) < size:

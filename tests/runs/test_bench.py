@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from recperf.measure.records import Percentiles
 from recperf.runs.bench import Bench, BenchRow, answer, bench
+from recperf.runs.bench_report import BenchReport, beside, report, text
 from recperf.runs.evidence import Evidence
 from recperf.runs.paired import differences
-from recperf.runs.report.bench import BenchReport, beside, report, text
 from recperf.runs.report.page import html_of
 
 

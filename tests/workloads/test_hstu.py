@@ -4,6 +4,7 @@ model recommends and exports."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,13 +23,15 @@ import recperf
 from recperf.cli import main
 from recperf.data.events.imports import import_events
 from recperf.data.events.options import ImportOptions
+from recperf.data.next_item import Targets
 from recperf.distributed.ranks import Ranks
 from recperf.errors import RecperfWarning, UsageError
 from recperf.models.tiers.config import TablesConfig
 from recperf.train.device import applied
 from recperf.train.loop import take_step
-from recperf.workloads.hstu.build import PreparedSequences
-from recperf.workloads.hstu.config import default, resolve
+from recperf.workloads.next_item.build import PreparedSequences
+from recperf.workloads.next_item.config import resolve
+from recperf.workloads.next_item.hstu import default
 
 EPOCHS, STEPS = 5, 20
 RUN = ["run", "hstu", "--data.users", "60", "--train.epochs", str(EPOCHS), "--train.batch-size", "16"]
@@ -98,7 +102,7 @@ def test_items_in_files_are_trained_ranked_and_served_to_the_same_bits(
     recperf.open("file").export("exported")
     vectors_ID = recperf.open("device").model.served.vectors_ID
     assert Path("exported/items.faiss").read_bytes().endswith(vectors_ID.detach().numpy().tobytes())
-    monkeypatch.setattr("recperf.workloads.hstu.serve.TablesConfig", partial(TablesConfig, placement="file"))
+    monkeypatch.setattr("recperf.workloads.next_item.serve.TablesConfig", partial(TablesConfig, placement="file"))
     lists.append(recperf.open("file").recommend([[1, 2, 3], [7]], k=20))
     for column in ("item", "logit"):
         assert lists[0][column].tolist() == lists[1][column].tolist() == lists[2][column].tolist()
@@ -109,7 +113,7 @@ def test_items_in_files_are_trained_ranked_and_served_to_the_same_bits(
     ):
         assert main([*RUN, *options, *QUIETLY]) == 3
         assert fix in capfd.readouterr().err
-    monkeypatch.setattr("recperf.workloads.hstu.build.current", lambda: Ranks(size=2))
+    monkeypatch.setattr("recperf.workloads.next_item.build.current", lambda: Ranks(size=2))
     with pytest.raises(UsageError, match="need a single process"):
         PreparedSequences(recperf.open("file").config)
 
@@ -161,7 +165,7 @@ def test_features_of_items_tell_of_rare_items(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("id,title,category\n" + "".join(items))
     options = ImportOptions(events=tmp_path / "log.txt", sequences=True, items=tmp_path / "items.csv", name="rare")
     store = import_events(options, tmp_path / "store")
-    config = default()
+    config = replace(default(), model=replace(default().model, counts="off"))
     train = replace(config.train, epochs=8, batch_size=16, learning_rate=0.01, device="cpu", threads=1)
     hits = {}
     for features in (False, True):
@@ -202,8 +206,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_history_gets_what_its_user_gets_without_the_items_met(run: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    opened, sequences, _ = run
-    user, history = "a7", sequences["a7"]
+    opened, sequences, timed = run
+    # The user with the newest event.
+    user, history = "a8", sequences["a8"]
     of_user, of_history = opened.recommend([user], k=ITEMS), opened.recommend([history, [history[-1]]], k=ITEMS)
     own = of_history["history"] == 1
     # Events come at an even pace, which a history without times is read with.
@@ -222,12 +227,34 @@ def test_a_history_gets_what_its_user_gets_without_the_items_met(run: Any, capfd
     assert [row["item"] for row in printed] == of_user["item"][:3].tolist()
     with pytest.warns(RecperfWarning, match="1 row with an unknown item"):
         assert opened.recommend([[*history, 999]], k=3)["item"].tolist() == of_user["item"][:3].tolist()
+    if timed:
+        # At the time of the tenth event the user has nine, and the request comes when that one does.
+        early = opened.recommend([user], k=ITEMS, time=60 * 9)
+        assert set(early["item"]) == set(range(100, 100 + ITEMS)) - set(history[:9])
+        served = opened.model.served
+        index = served.users.indices(pa.array([user]))
+        nine = replace(served._stored(Targets(index, served.data.offsets_U1[index] + 9)), nexts_B=np.array([540]))
+        batch = served._batch(nine)
+        assert (len(batch.items_T), int(batch.next_times_T[-1])) == (6, 540)
+        logits_I = served.model.scored(served.last(batch) @ served.vectors_ID.t(), batch)[0].detach()
+        places = [item - 100 for item in early["item"]]
+        np.testing.assert_allclose(early["logit"], logits_I[places], rtol=1e-5, atol=1e-5)
+        assert main(["recommend", str(opened.folder), "--users", user, "--time", "1970-01-01T00:09", "--json"]) == 0
+        printed = json.loads(capfd.readouterr().out)["recommendations"]
+        assert [row["item"] for row in printed] == early["item"][:10].tolist()
+        assert main(["recommend", str(opened.folder), "--users", user, "--time", "noon"]) == 2
+        assert "--time is 'noon', which is no time" in capfd.readouterr().err
+    else:
+        with pytest.raises(UsageError, match="do not depend on the time of a request"):
+            opened.recommend([user], time=5)
     with pytest.raises(UsageError, match="it scores no rows"):
         opened.score({"user": ["a7"], "item": [100]})
 
 
 def test_an_export_has_the_encoder_and_an_index_of_items(run: Any, tmp_path: Path) -> None:
     opened, _, timed = run
+    weights_CP = opened.model.served.model.counting.weights_CP
+    weights_CP.copy_(torch.randn(weights_CP.shape, generator=torch.Generator().manual_seed(2)))
     manifest = opened.export(tmp_path / "exported")
     assert manifest["program"]["largest_difference"] < 1e-5
     assert ("times_BL" in [one["name"] for one in manifest["program"]["inputs"]]) == timed
@@ -242,6 +269,32 @@ def test_an_export_has_the_encoder_and_an_index_of_items(run: Any, tmp_path: Pat
     users = torch.export.load(tmp_path / "exported" / "program.pt2").module()(**example).detach()
     torch.testing.assert_close(users, expected, rtol=1e-5, atol=1e-5)
     history = [table["id"][row - 1].as_py() for row in example["rows_BL"][0][: example["lengths_B"][0]].tolist()]
-    ranked = [table["id"][place].as_py() for place in np.argsort(-(vectors @ users[0].numpy()))]
     if not timed:
-        assert opened.recommend([history], k=ITEMS, exclude_seen=False)["item"].tolist() == ranked
+        listed = opened.recommend([history], k=ITEMS, exclude_seen=False)
+        scores = added_up(tmp_path / "exported", table["id"].to_pylist(), vectors @ users[0].numpy(), history)
+        assert listed["logit"].tolist() == pytest.approx([scores[item] for item in listed["item"]], rel=1e-4)
+        assert len(listed) == ITEMS
+
+
+def added_up(folder: Path, ids: list[Any], products: Any, history: list[Any]) -> dict[Any, float]:
+    """The score of each item as a server computes it from exported files."""
+    facts, past = json.loads((folder / "manifest.json").read_text())["encoding"]["counting"], history[::-1]
+    counts = pq.read_table(folder / "counts.parquet").to_pylist()
+    events = {row["id"]: row["events"] for row in pq.read_table(folder / "events.parquet").to_pylist()}
+    logits = {item: float(product) / facts["temperature"] for item, product in zip(ids, products)}
+    parts = {"model": logits, "popularity": {item: math.log1p(events[item]) for item in ids}}
+    for name in ("follows", "alike"):
+        sums = dict.fromkeys(ids, 0.0)
+        for age, item in enumerate(past[:10]):
+            for row in counts:
+                if (row["part"], row["item"]) == (name, item):
+                    sums[row["other"]] += facts["decays"][name] ** age * row["value"]
+        total = max(sum(sums.values()), 1e-30)
+        parts[name] = {item: math.log1p(sums[item] / total / 1e-4) for item in ids}
+    best = sorted(logits.values(), reverse=True)
+    known = [1, math.log1p(len(past)), sum(math.log1p(events[item]) for item in past[:10]) / len(past[:10])]
+    known += [best[0], best[0] - best[9]]
+    known = [(one - mean) / scale for one, mean, scale in zip(known, facts["means"], facts["scales"])]
+    weights = {name: sum(k * w for k, w in zip(known, facts["weights"][name])) for name in facts["parts"]}
+    assert weights.keys() == parts.keys()
+    return {item: sum(weights[name] * parts[name][item] for name in parts) for item in ids}

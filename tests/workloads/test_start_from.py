@@ -122,6 +122,13 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
     # An item that the new days do not have can still be recommended, and read in a history.
     listed = recperf.open(run).recommend([["i5", "i6"]], k=50)
     assert dict(zip(listed["item"], listed["title"]))["i7"] == "Item 7"
+    # What followed items in the old days counts, by the numbers of the new.
+    served = recperf.open(run).model.served
+    first, stop = served.model.counting.earlier.offsets_I1[
+        served.items.indices(pa.array(["i20"]))[0] + torch.tensor([0, 1])
+    ]
+    followed = served.model.counting.earlier.columns_W[first:stop].tolist()
+    assert "i21" in served.items.values.take(pa.array(followed)).to_pylist()
     # On the same data everything goes on, and on a third dataset those that were kept, forgotten ones not.
     again = ["run", "--start-from", str(run), "--data", str(folder / "old"), "--run-dir", str(folder / "again")]
     capfd.readouterr()
@@ -160,7 +167,7 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
 
 
 def test_it_is_better_after_few_steps_and_resumes_without_the_other_run(folder: Path) -> None:
-    few = ("--train.max-steps", "3", *TRAIN)
+    few = ("--train.max-steps", "3", "--model.counts", "off", *TRAIN)
     run = start(folder, "next", *few)
     scratch = ["run", "--config", str(folder / "run"), "--data", str(folder / "new"), *few]
     assert main([*scratch, "--run-dir", str(folder / "scratch")]) == 0
@@ -255,7 +262,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_line(
         ("dlrm", "--start.run", run, *new): "run is a run of hstu, whose weights dlrm cannot start from",
         ("--start-from", run, *new, "--data.split", "leave-one-out"): "data.split is leave-one-out, that of run time",
         ("--start-from", run, *new, "--distributed.all-to-all", "fp16"): "distributed.all_to_all",
-        ("--start-from", run, *new): "the tables of run, 8.9 KiB, do not fit into memory: 1.0 KiB are free",
+        ("--start-from", run, *new): "the tables of run, 37.5 KiB, do not fit into memory: 1.0 KiB are free",
     }
     for arguments, message in refused.items():
         if "tables" in message:

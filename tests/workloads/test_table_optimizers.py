@@ -24,11 +24,11 @@ from recperf.train.loop import take_step
 from recperf.workloads.dlrm_v4 import config as dlrm_v4
 from recperf.workloads.dlrm_v4.build import PreparedHistories
 from recperf.workloads.dlrm_v4.config import EventsConfig
-from recperf.workloads.hstu import config as hstu
-from recperf.workloads.hstu.build import PreparedSequences
 from recperf.workloads.micro_dlrm import config as micro
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.micro_dlrm_dram.build import PreparedDram
+from recperf.workloads.next_item import hstu
+from recperf.workloads.next_item.build import PreparedSequences
 
 STEPS, EPS = 6, 1e-12
 """Torch's optimizers add epsilon at other places, so that it must be negligible."""

@@ -42,8 +42,8 @@ def command(arguments: list[str]) -> int:
 
     data = datasets.find(options.dataset)
     result, folder = train_all(data, models=options.models, seeds=options.seeds, folder=options.out, say=terminal.say)
+    from ..runs.bench_report import beside, report, text
     from ..runs.report import page
-    from ..runs.report.bench import beside, report, text
 
     terminal.say(text(result))
     with page_optional(terminal):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ class Options(ModelOptions, ForceOption):
     history: tuple[str, ...] = ()
     """For next-item models, histories of users that need not be in the data: ids of items separated by commas, the
     newest last."""
+    time: str | None = None
+    """When recommendations are requested, as 2026-05-21T18:30 or in seconds since 1970: of next-item models of events
+    with times, which read the events before it. Default: now."""
     k: int = 10
     """Items for each user."""
     exclude_seen: bool = False
@@ -67,7 +71,7 @@ def command(arguments: list[str]) -> int:
     from .data.output import Bar
 
     place = None if options.output is None else table_file(options.output, LAST, force=options.force)
-    users, lists = requests_of(run.model, options), list[Any]()
+    users, lists, at = requests_of(run.model, options), list[Any](), second_of(options.time)
     if options.output is None and len(users) > MOST_SHOWN:
         raise UsageError(f"{len(users):,} users are too many to print", fix="--output recommendations.parquet")
     bar, done = Bar(terminal, "recommending", "users"), 0
@@ -76,7 +80,7 @@ def command(arguments: list[str]) -> int:
 
     def tables() -> Iterator[Any]:
         nonlocal done
-        for rows in recommend(run.model, users, options.k, exclude_seen=seen, lists=lists):
+        for rows in recommend(run.model, users, options.k, exclude_seen=seen, time=at, lists=lists):
             done += len(rows.column(0).unique())
             bar(done, len(users))
             yield rows
@@ -130,6 +134,18 @@ def say(terminal: Terminal, rows: list[Any], summary: dict[str, Any]) -> None:
         terminal.say(f"  {note}")
     if summary["output"] is not None:
         terminal.say(f"  recommendations: {summary['output']}")
+
+
+def second_of(text: str | None) -> int | None:
+    """Seconds since 1970 of a number or of ISO text, which is UTC unless it says otherwise."""
+    if text is None or text.isdigit():
+        return None if text is None else int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        what = f"--time is {text!r}, which is no time: {error}"
+        raise UsageError(what, fix="--time 2026-05-21T18:30, or seconds since 1970") from None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
 
 
 def requests_of(model: Any, options: Options) -> Requests:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,11 @@ class SequenceBatch(Tensors):
         numbers_T = torch.arange(len(self.items_T), device=self.offsets_B1.device)
         return torch.searchsorted(self.offsets_B1, numbers_T, right=True) - 1
 
+    def newest(self, count: int) -> Tensor:
+        """Up to `count` items of each sequence, the newest first, and 0 after its last."""
+        places_BN = self.offsets_B1[1:, None] - 1 - torch.arange(count, device=self.offsets_B1.device)
+        return self.items_T[places_BN.clamp(min=0)] * (places_BN >= self.offsets_B1[:-1, None])
+
     def padded(self, values_T: Tensor) -> Tensor:
         """Values of all positions as sequences x positions of the longest one, with zeros behind a shorter one."""
         values_BL = values_T.new_zeros(len(self.offsets_B1) - 1, self.longest, *values_T.shape[1:])
@@ -67,7 +73,21 @@ class SequenceBatch(Tensors):
 
     def packed(self, values_BL: Tensor) -> Tensor:
         """The opposite of `padded`."""
-        return values_BL[self.rows_T, self.positions_T]
+        packed_T: Tensor = _Packed.apply(values_BL, self)  # type: ignore[no-untyped-call]
+        return packed_T
+
+
+class _Packed(torch.autograd.Function):
+    """Every place of a padded batch is read at most once, so that its gradient is written and not added up."""
+
+    @staticmethod
+    def forward(ctx: Any, values_BL: Tensor, batch: SequenceBatch) -> Tensor:
+        ctx.batch = batch
+        return values_BL[batch.rows_T, batch.positions_T]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.batch.padded(grads[0]), None
 
 
 class EventsOnDevice:

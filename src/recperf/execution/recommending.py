@@ -86,6 +86,7 @@ def recommend(
     k: int,
     *,
     exclude_seen: bool | None = None,
+    time: int | None = None,
     lists: list[Tensor] | None = None,
 ) -> Iterator[Table]:
     """Tables of user or history, rank, item, title if the data has titles, score, logit and rank_score, in the order of
@@ -94,13 +95,18 @@ def recommend(
 
     The order is that of rank_score: the log probability that the user meets the item and the label is positive; the
     logit where labels themselves say which items users meet, or where the model predicts the next item. Items with
-    equal ones are ranked in the order of their ids. With `exclude_seen` items that a user has in the training data, or
-    that a history has, are left out; by default next-item models do so unless their data has repeats. A user may then
-    have fewer than k.
+    equal ones are ranked in the order of their ids. Next-item models of events with times depend on the `time` of the
+    request, in seconds since 1970; None: now. With `exclude_seen` items that a user has in the training data, or that
+    a history has, are left out; by default next-item models do so unless their data has repeats. A user may then have
+    fewer than k.
     """
     if k < 1:
         raise UsageError(f"k is {k}; allowed: 1 or more")
     known_users, items = require_recommender(model)
+    if time is not None and not model.served.timed:
+        what = "recommendations of this model do not depend on the time of a request"
+        raise UsageError(what, fix="leave the time out, or a next-item model of events with times")
+    model.served.request_time = time
     arrow, served, names = pyarrow(), model.served, model.served.names()
     exclude_seen = served.excludes_seen if exclude_seen is None else exclude_seen
     titles = None if served.titles is None else arrow.array(served.titles, arrow.string())

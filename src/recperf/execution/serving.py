@@ -111,6 +111,10 @@ class Served(Protocol):
     """Titles of `items`, where the data has some."""
     excludes_seen: bool = False
     """Whether recommendations leave out what a user has met, unless asked otherwise."""
+    timed: bool = False
+    """Whether recommendations depend on the time of the request."""
+    request_time: int | None = None
+    """When they are requested, in seconds since 1970; None: now."""
     pass_per_item: bool = False
     """Whether each item that is ranked takes a pass of the model over the user's history."""
     data_digest: str | None = None

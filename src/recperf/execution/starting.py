@@ -30,7 +30,7 @@ from ..runs.record import START_FOLDER, Run, read_config
 from ..runs.result import Data, RowCounts, StartedFrom
 from ..train import checkpoint_folder as folders
 from ..units import size
-from .workload import HASHED, Workload, load
+from .workload import HASHED, Trial, Workload, load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,8 +115,10 @@ class Start:
     facts: StartedFrom
     tables: Mapping[str, str]
     """The role of the ids of each tensor with a row for every id."""
+    counted: tuple[str, ...]
+    """What the names of tensors begin with that are not taken over."""
 
-    def load(self, model: dict[str, Any]) -> None:
+    def load(self, trial: Trial, model: dict[str, Any]) -> None:
         """Set the state of a new model: rows of ids that both runs have, and everything that is not a row of an id."""
         import torch
         from torch import Tensor
@@ -129,6 +131,8 @@ class Start:
             pairs = {name: torch.from_numpy(rows[name]) for name in rows.files}
         with torch.no_grad():
             for name, into in model.items():
+                if name.startswith(self.counted):
+                    continue
                 role = self.tables.get(name) if into.shape[:1] != (1,) else None
                 if role is None and isinstance(into, Tensor):
                     into.copy_(saved[name])
@@ -144,6 +148,7 @@ class Start:
                         into.load(numbers_N[order_N], values[order_N])
                     else:
                         into.index_copy_(0, numbers_N.to(into.device), values.to(into.device))
+        trial.take_over(saved, {role: (rows_2N[0], rows_2N[1]) for role, rows_2N in pairs.items()})
 
     def _read(self, model: dict[str, Any]) -> dict[str, Tensor]:
         """The state of the other model, whose shapes must be those of this one, but for the number of ids. Whether a
@@ -161,6 +166,8 @@ class Start:
         self._require_memory(path)
         saved = read_state(path, part=("trial", "model"))
         for name in {**model, **saved}:
+            if name.startswith(self.counted):
+                continue
             if self.tables.get(name) == FEATURES and not (name in model and name in saved):
                 continue
             from_row = 1 if name in self.tables else 0
@@ -204,7 +211,7 @@ def start_of(workload: Workload, config: Any, run: Run, held_out_from: int | Non
         _require_one_process()
         facts = _copy(workload, config, folder, held_out_from)
         run.write(START, facts)
-    return Start(folder, facts, workload.id_tables)
+    return Start(folder, facts, workload.id_tables, workload.counted)
 
 
 def _copy(workload: Workload, config: Any, folder: Path, held_out_from: int | None) -> StartedFrom:

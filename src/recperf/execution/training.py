@@ -198,7 +198,7 @@ class SeedTraining:
                 self.whole.log.rewind(None)
             self._log_changes(self.whole.changed, 0)
             if self.start:
-                self.start.load(self._into["model"])
+                self.start.load(self.trial, self._into["model"])
             return Position()
         step, operators = saved["position"]["step"], saved["contract"].get(OPERATORS)
         changed, bound = self._changes(saved["contract"])

@@ -234,6 +234,10 @@ class Trial(Protocol):
         """The rows of its tables, where these do not lie on the device."""
         return None
 
+    def take_over(self, saved: dict[str, Tensor], rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Use what the model of another run counted: `rows` are the numbers that ids have there and here, by role."""
+        return None
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
@@ -394,6 +398,9 @@ class Workload:
     id_names: Named | None = None
     """"module:function" that lists, for a store of events, the names of ids of further roles, the k-th with row k + 1;
     None: those of features of items."""
+    counted: tuple[str, ...] = ()
+    """What the names of tensors begin with that every run counts from its own data; a run that starts from another
+    hands those of the other to `Trial.take_over`."""
     with_rows: Callable[[Any], Any] | None = None
     """Sets the rows of these tables in a config to those that its events need; None: `resolve` does."""
     submission: str | None = None

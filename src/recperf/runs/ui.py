@@ -25,14 +25,15 @@ from ..errors import RecperfError, notice_once
 from ..files import open_regular
 from ..jsonfile import Struct
 from ..tasks import named
+from . import bench_report
 from .bench import SCHEMA as BENCH_SCHEMA
 from .bench import Bench, BenchModel
 from .compare_report import html_of_runs
 from .derive import leading_interval
 from .evidence import Evidence, curve, read_peaks, read_profile, task_of
 from .record import PROFILE_MARK
-from .report import bench, page, run_report
 from .report import formats as fmt
+from .report import page, run_report
 from .report.charts import grouped
 from .report.profiles import report_of
 from .report.quality_sections import outcome
@@ -145,7 +146,7 @@ class Runs:
         folders = [self.named(name) for name in names]
         with self._lock:
             if len(folders) == 1 and (folders[0] / BENCH).exists():
-                return page.html_of(bench.report(_bench(folders[0]), self._link(folders[0])))
+                return page.html_of(bench_report.report(_bench(folders[0]), self._link(folders[0])))
             if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
                 file = folders[0] / "profile.json"
                 return page.html_of(report_of(read_profile(file), read_peaks(file.with_name("peaks.json"))))
@@ -154,7 +155,7 @@ class Runs:
                 return page.html_of(run_report.report(runs[0], "r1"))
             return html_of_runs(*runs)
 
-    def _link(self, folder: Path) -> bench.Link:
+    def _link(self, folder: Path) -> bench_report.Link:
         """Links to the runs inside the folder of a bench, as far as the list has them."""
         runs = self.folders()
 

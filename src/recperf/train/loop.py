@@ -109,6 +109,8 @@ class Recipe:
     """Computes the log loss of rows inside the training time, by which the epoch is chosen; None: the last counts."""
     patience: int = 0
     """Evaluations without a lower such loss after which training ends; 0: never."""
+    evaluate_epochs: int = 1
+    """Evaluate after every this many epochs, and after the last."""
     whole_step: WholeStep | None = None
     """Executes a whole step, as a CUDA graph does, in place of the body of `take_step`."""
 

@@ -208,13 +208,13 @@ class ItemToItem:
         # All entries of a target are added up at once, so that its scores do not depend on how targets are divided.
         for first, stop in _blocks(most_B, ENTRIES):
             begin, end = np.searchsorted(targets_P, [first, stop])
-            pairs_W, columns_W, counts_W = self._entries(columns_P[begin:end])
+            pairs_W, columns_W, counts_W = self.entries(columns_P[begin:end])
             places_W = (targets_P[begin:end] - first)[pairs_W] * items + columns_W
             added = np.bincount(places_W, counts_W * weights_P[begin:end][pairs_W])
             scores_BI[first * items : first * items + len(added)] = added
         return torch.from_numpy(scores_BI.reshape(len(targets), items))
 
-    def _entries(self, columns_P: NDArray[np.int32]) -> tuple[Longs, NDArray[np.int32], Floats]:
+    def entries(self, columns_P: NDArray[np.int32]) -> tuple[Longs, NDArray[np.int32], Floats]:
         """All entries of the rows of some items: the place of the item, the column and the value."""
         rows_P = self.row_I[columns_P]
         kept, others = np.flatnonzero(rows_P >= 0), np.flatnonzero(rows_P < 0)

@@ -324,7 +324,8 @@ class Watchers:
 
     def before_training(self, start: Position) -> None:
         """Evaluate a state that a signal saved before the evaluation due there; `train` does so at an epoch's end."""
-        due = start.batch == 0 or (start.batch < len(self.recipe.order) and self.evaluate_due(start))
+        due = start.batch < len(self.recipe.order) and self.evaluate_due(start)
+        due = self._epoch_due(start) if start.batch == 0 else due
         if start.step and due and not self.evaluator.scored(start):
             self._evaluate(start, self.save_due(start))
 
@@ -359,8 +360,13 @@ class Watchers:
             raise TargetMet
 
     def after_epoch(self, position: Position) -> None:
-        if not self.evaluator.scored(position):
+        if self._epoch_due(position) and not self.evaluator.scored(position):
             self._evaluate(position)
+
+    def _epoch_due(self, position: Position) -> bool:
+        """Whether an evaluation is due at the end of an epoch."""
+        last = position.step >= self.recipe.steps
+        return last or position.epoch % self.recipe.evaluate_epochs == 0
 
     def _evaluate(self, position: Position, save: bool = False) -> None:
         best = self._score(position)

@@ -20,7 +20,8 @@ WORKLOADS = {
     "micro-dlrm-dram": "recperf.workloads.micro_dlrm_dram.config:MICRO_DLRM_DRAM",
     "dlrm": "recperf.workloads.dlrm.config:DLRM",
     "dlrm-v4": "recperf.workloads.dlrm_v4.config:DLRM_V4",
-    "hstu": "recperf.workloads.hstu.config:HSTU",
+    "next-item": "recperf.workloads.next_item.config:NEXT_ITEMS",
+    "hstu": "recperf.workloads.next_item.hstu:HSTU",
 }
 """One line per workload: where its `Workload` object is defined."""
 

@@ -175,7 +175,13 @@ class OpenRun:
         return dict(zip(roles, array.T))
 
     def recommend(
-        self, users: Any, k: int = 10, *, exclude_seen: bool | None = None, allow_unknown: bool = False
+        self,
+        users: Any,
+        k: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        time: int | None = None,
+        allow_unknown: bool = False,
     ) -> Any:
         """The k items of all that each user most likely meets and likes, or takes next: columns of the user, rank, the
         item, title if the data has titles, score, logit, and rank_score, which orders them. User and item have the
@@ -184,7 +190,8 @@ class OpenRun:
         `users` are own ids, as a list or as a column of a frame. For next-item models they may be lists of own item
         ids, the newest last: histories of users that need not be in the data; the column `history` counts them from 1.
         With `exclude_seen`, items that a user has in the training rows are left out; models of events leave out those
-        of any event of the store or of the history. Next-item models do so by default where users take no item twice.
+        of any event of the store or of the history. Next-item models do so by default where users take no item twice;
+        where events have times, they read those before the `time` of the request, in seconds since 1970; None: now.
         Unknown users and items are as in `score`.
         """
         from ..data.tables import pyarrow
@@ -196,7 +203,7 @@ class OpenRun:
         else:
             requests = Requests.of_users(self.model, array_of(users, "users"))
         _say_unknown(requests.unknown, len(requests), allow_unknown)
-        tables = list(recommend(self.model, requests, k, exclude_seen=exclude_seen))
+        tables = list(recommend(self.model, requests, k, exclude_seen=exclude_seen, time=time))
         if not tables:
             raise UsageError("no user is given", fix="recommend([1, 2, 3])")
         kind = self._frames if isinstance(users, (list, tuple)) or is_array(users) else kind_of(users)

@@ -12,32 +12,39 @@ from ...ops.table_rules import TableRule
 
 declare("forward", "tokens", kind="tables")
 declare("forward", "stu_input", "stu_output", kind="products")
+declare("forward", "attention_input", "attention_output", "feed_forward", kind="products")
 declare("forward", "attention")
 declare("forward", "softmax", part="loss", kind="products")
 
 FULL_SOFTMAX_ITEMS = 40_000
 """Catalogues of at most this many items are scored whole at every position."""
+FEED_FORWARD = 4
+"""Width of a transformer's feed-forward layer over that of a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextItemConfig:
-    """HSTU blocks over a user's items in time order, whose last output is compared with every item."""
+    """The blocks of an encoder over a user's items in time order, whose last output is compared with every item."""
 
+    encoder: Literal["auto", "hstu", "transformer"] = "hstu"
+    """hstu: gated SiLU attention with a bias by distance. transformer: softmax attention and a gated feed-forward
+    layer, 4 times as wide as a token, both behind layer norms. auto: what is better for the data."""
     items: int = 0
     """Items of the catalogue; 0: as many as the data has."""
     feature_rows: int = 0
     """Values of all features of the items, and one for none: rows of a table whose sum is added to the embeddings of
     the items that have them. As many as the data has; 0: the items have no features."""
     dim: int = 50
-    """Width of an item's embedding and of a token."""
+    """Width of an item's embedding and of a token; of this and the next three fields 0 means what suits data of your
+    own and the device."""
     blocks: int = 8
-    """Number of HSTU blocks."""
+    """Number of blocks."""
     heads: int = 2
     """Attention heads of a block."""
     head_dim: int = 25
-    """Width of a head's queries, keys, values and gates."""
+    """Width of a head's queries, keys, values and, of hstu, gates."""
     max_length: int = 200
-    """Items of a sequence that the model reads, the latest; scores are divided by it."""
+    """Items of a sequence that the model reads, the latest; hstu divides attention scores by it."""
     dropout: float = 0.2
     """Share of the numbers that training drops of the tokens and of each block's output."""
     temperature: float = 0.05
@@ -45,6 +52,9 @@ class NextItemConfig:
     time_buckets: int = 128
     """Buckets of the time between two events, each with a bias of the attention; 0: none, as where events have no
     times."""
+    counts: Literal["on", "off"] = "off"
+    """Whether counts of what follows the last items, of items of the same users and of events add to the model's
+    scores, with weights that are fitted on the validation items."""
     loss: Literal["auto", "full", "sampled"] = "auto"
     """Softmax at every position over the whole catalogue, or over the next item and drawn ones. auto: the whole
     catalogue, up to 40,000 items."""
@@ -54,10 +64,10 @@ class NextItemConfig:
     def __post_init__(self) -> None:
         within(0, self.items, 1 << 31, "model.items")
         within(0, self.feature_rows, 1 << 31, "model.feature_rows")
-        within(1, self.dim, 4096, "model.dim")
-        within(1, self.blocks, 256, "model.blocks")
-        within(1, self.heads, 256, "model.heads")
-        within(1, self.head_dim, 512, "model.head_dim")
+        within(0, self.dim, 4096, "model.dim")
+        within(0, self.blocks, 256, "model.blocks")
+        within(0, self.heads, 256, "model.heads")
+        within(0, self.head_dim, 512, "model.head_dim")
         within(1, self.max_length, 1 << 16, "model.max_length")
         require(0 <= self.dropout < 1, "model.dropout", self.dropout, "at least 0 and below 1")
         require(1 / 60 <= self.temperature <= 100, "model.temperature", self.temperature, "1/60 to 100")
@@ -66,7 +76,7 @@ class NextItemConfig:
 
     @property
     def width(self) -> int:
-        """Numbers of all heads' queries, or keys, values, gates, of a token."""
+        """Numbers of all heads' queries, or keys, or values, of a token."""
         return self.heads * self.head_dim
 
     @property
@@ -80,10 +90,13 @@ class NextItemConfig:
 
     @property
     def part_parameters(self) -> dict[str, int]:
-        block = 4 * self.dim * self.width + self.width * self.dim + self.dim
-        biases = self.max_length + self.time_buckets
-        features = {"features": self.feature_rows * self.dim} if self.feature_rows else {}
-        return {"positions": self.max_length * self.dim, "blocks": self.blocks * (block + biases), **features}
+        dim, width, last = self.dim, self.width, 0
+        block = 4 * dim * width + width * dim + dim + self.max_length
+        if self.encoder == "transformer":
+            block, last = 4 * dim * width + 3 * FEED_FORWARD * dim * dim + 4 * dim, 2 * dim
+        features = {"features": self.feature_rows * dim} if self.feature_rows else {}
+        blocks = self.blocks * (block + self.time_buckets) + last
+        return {"positions": self.max_length * dim, "blocks": blocks, **features}
 
     @property
     def table_parameters(self) -> int:
@@ -99,10 +112,20 @@ def step(
     values = FLOAT * tokens
     forward = {
         "tokens": Cost(2 * tokens * dim, INDEX * tokens + FLOAT * unique * dim + values * dim),
-        "stu_input": Cost(blocks * 8 * tokens * dim * width, blocks * values * (dim + 4 * width)),
         "attention": Cost(blocks * 4 * pairs * width, blocks * values * 4 * width),
-        "stu_output": Cost(blocks * 2 * tokens * width * dim, blocks * values * (2 * width + 2 * dim)),
     }
+    if model.encoder == "transformer":
+        hidden = FEED_FORWARD * dim
+        forward |= {
+            "attention_input": Cost(blocks * 6 * tokens * dim * width, blocks * values * (dim + 3 * width)),
+            "attention_output": Cost(blocks * 2 * tokens * width * dim, blocks * values * (width + 2 * dim)),
+            "feed_forward": Cost(blocks * 6 * tokens * dim * hidden, blocks * values * (2 * dim + 5 * hidden)),
+        }
+    else:
+        forward |= {
+            "stu_input": Cost(blocks * 8 * tokens * dim * width, blocks * values * (dim + 4 * width)),
+            "stu_output": Cost(blocks * 2 * tokens * width * dim, blocks * values * (2 * width + 2 * dim)),
+        }
     # The loss computes its gradient with its value: three products with the candidates.
     candidates = min(model.candidates, model.items)
     scored = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim)
@@ -130,6 +153,9 @@ def memory(model: NextItemConfig, batch: int, *, rule: TableRule | None = None) 
     states = 2 * tables if rule is None else (model.items + 1) * rule.state_width(model.dim)
     vectors = {"vectors": 2 * FLOAT * tables} if some_rows else {}
     saved = model.blocks * (5 * model.dim + 9 * model.width)
+    if model.encoder == "transformer":
+        # The attention pads its inputs and its output.
+        saved = model.blocks * ((8 + 5 * FEED_FORWARD) * model.dim + 9 * model.width)
     return {
         "parameters": FLOAT * (tables + dense),
         "optimizer": FLOAT * (states + 2 * dense),

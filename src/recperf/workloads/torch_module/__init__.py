@@ -13,8 +13,9 @@ from ...errors import ConfigError
 from ...execution.workload import Estimate, TrialsConfig, Workload, load, quality_claims
 from ...tasks import BIASES, CLICK_LABELS, NEXT_ITEM, Task
 from ...train.config import TrainConfig
-from ..hstu.config import SequencesConfig, SequenceTrainConfig, training_for
 from ..micro_dlrm.config import on_clicks, on_events, on_movielens
+from ..next_item.config import SequencesConfig, SequenceTrainConfig
+from ..next_item.own_data import training_for
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset

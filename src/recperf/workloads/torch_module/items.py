@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...data.next_item_batches import EventsOnDevice, SequenceBatch
 from ...errors import ConfigError
 from ...measure.spans import span
-from ...models.next_item.model import full_loss
+from ...models.next_item.softmax import full_loss
 from .. import division
-from ..hstu.data import RankedSequences, RankedTrial, SequenceSource
+from ..next_item.data import RankedSequences, RankedTrial, SequenceSource
 from . import Columns, ItemModuleConfig, item_bounds
 from .build import ModuleTrial, PreparedModule, require_shape
 
@@ -51,7 +51,8 @@ class ItemModuleTrial(ModuleTrial, RankedTrial):
     def __init__(self, prepared: ModuleItems, seed: int) -> None:
         self.prepared, self.items, self.ranks = prepared, prepared.sequences.data.items, division(prepared)
         self.begin(seed, prepared.order(seed), partial(loss_of, items=self.items))
-        self.recipe = replace(self.recipe, patience=prepared.config.train.patience)
+        train = prepared.config.train
+        self.recipe = replace(self.recipe, patience=train.patience, evaluate_epochs=train.evaluate_epochs)
         self.recipe = self.ranks.sequences(self.recipe, self.module)
 
     def last(self, batch: SequenceBatch) -> Tensor:

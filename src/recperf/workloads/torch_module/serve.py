@@ -13,8 +13,8 @@ from ...execution.serving import Export, Served
 from ...execution.workload import load
 from ...train.device import choose
 from ..click_serve import ServedClicks, ServedImported, ServedRatings
-from ..hstu.data import SequenceSource
-from ..hstu.serve import ServedItems
+from ..next_item.data import SequenceSource
+from ..next_item.serve import ServedItems
 from . import ItemModuleConfig, ModuleConfig, clicks, items
 
 

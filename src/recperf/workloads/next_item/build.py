@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...data.next_item import NextItemData
-from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch
+from ...data.next_item import NextItemData, Targets
+from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder, WindowBatch, histories
 from ...distributed.ranks import current
 from ...errors import DataError, MachineError, UsageError
 from ...execution.tables import placed_tables
+from ...execution.workload import Predictions
 from ...measure.cost import FLOAT, Cost
 from ...models.next_item.config import step
-from ...models.next_item.model import NextItemHSTU
+from ...models.next_item.counting import MODEL
+from ...models.next_item.model import NextItemModel
 from ...models.tables import SparseTables
 from ...models.tiers.cache import TieredRows
 from ...models.tiers.config import Tiers
 from ...models.tiers.opening import open_tiers
+from ...tasks import NEXT_ITEM
+from ...train.counting import COUNTS, Candidates, counted, fit, take_over
 from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_graph, free_gpu_bytes
 from ...train.feeds import PlacedOrder
 from ...train.graph import GraphStep
-from ...train.loop import Order, Recipe
+from ...train.loop import Order, Position, Recipe
+from ...train.next_item import SCORES
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ...units import size
 from .. import division
-from .config import HSTUConfig, bounds, estimate, require_room
-from .data import RankedSequences, RankedTrial, SequenceSource
+from .config import NextItemRunConfig, bounds, estimate, require_room
+from .data import SCORING_BATCH, RankedSequences, RankedTrial, SequenceSource
 from .steps import UsedItems, WindowFeed, WindowOrder
 
 
-def check(config: HSTUConfig) -> str:
+def check(config: NextItemRunConfig) -> str:
     """Check memory and data without training; the line names the data."""
     require_room(config)
     return sequences_of(config).describe()
 
 
-def sequences_of(config: HSTUConfig, data: NextItemData | None = None) -> SequenceSource:
+def sequences_of(config: NextItemRunConfig, data: NextItemData | None = None) -> SequenceSource:
     """The sequences of a config, whose items must be those of the model."""
     sequences = SequenceSource(config.data, data)
     name, items = sequences.data.name, sequences.data.items
@@ -48,7 +54,9 @@ def sequences_of(config: HSTUConfig, data: NextItemData | None = None) -> Sequen
     return sequences
 
 
-def new_model(config: HSTUConfig, data: NextItemData, seed: int, device: torch.device, tiers: Tiers) -> NextItemHSTU:
+def new_model(
+    config: NextItemRunConfig, data: NextItemData, seed: int, device: torch.device, tiers: Tiers
+) -> NextItemModel:
     """A new model; the features of items are no weights of it, and come from the data."""
     model = config.model
     values = data.values() if model.feature_rows else None
@@ -62,7 +70,8 @@ def new_model(config: HSTUConfig, data: NextItemData, seed: int, device: torch.d
             state = rule.state_width(model.dim)
             opened = open_tiers({"items": model.items + 1}, tiers, dim=model.dim, state=state, device=device)
         table = SparseTables(("items",), (model.items + 1,), model.dim, device=device, tiers=opened)
-    return NextItemHSTU(model, seed=seed, device=device, values=values, rows=table)
+    low = config.train.precision == "bfloat16"
+    return NextItemModel(model, seed=seed, device=device, values=values, rows=table, low=low)
 
 
 BETAS = (0.9, 0.98)
@@ -71,18 +80,21 @@ ALL_ROWS = Tiers("device", 0, "device: adamw changes every row in every step")
 ALL_USED = Tiers("device", 0, "device: the full softmax uses every row in every step")
 
 
-def settings_of(config: HSTUConfig) -> Settings:
+def settings_of(config: NextItemRunConfig) -> Settings:
     model = config.model
     product = 2 * config.train.batch_size * model.max_length * model.dim * 4 * model.width
     settings = choose(config.train, largest_product_flops=product)
-    return replace(settings, precision="tf32") if settings.device.type == "cuda" else settings
+    precision, on_gpu = config.train.precision, settings.device.type == "cuda"
+    if precision == "tf32" and not on_gpu:
+        raise MachineError("a CPU has no tf32", fix="--train.precision float32")
+    return replace(settings, precision=("tf32" if on_gpu else "float32") if precision == "auto" else precision)
 
 
 class PreparedSequences(RankedSequences):
     """Sequences, all on the device that trains, and what ranks their held-out items. `data` are the sequences where
     they come from elsewhere than the config says."""
 
-    def __init__(self, config: HSTUConfig, data: NextItemData | None = None) -> None:
+    def __init__(self, config: NextItemRunConfig, data: NextItemData | None = None) -> None:
         if config.rule is not None and current().choose(False, several=True):
             what = f"ranks of hstu update all items: {config.optimizer} and tables outside the device need a single "
             what += "process"
@@ -135,6 +147,13 @@ class SequenceTrial(RankedTrial):
         config, self.prepared, self.ranks = prepared.config, prepared, division(prepared)
         train = config.train
         self.model = new_model(config, prepared.sequences.data, seed, prepared.settings.device, prepared.tiers)
+        self.known: dict[str, float] = {}
+        """NDCG@10 of the validation items by the model alone and by counting alone."""
+        if config.model.counts == "on":
+            sequences, started = prepared.sequences, config.start.run is not None
+            rules = {name: make() for name, make in prepared.baselines.items()}
+            counts = counted(sequences.data, rules, sequences.seen, started=started)
+            self.model.counting = counts.to(prepared.settings.device)
         blocks = list(self.model.blocks.parameters())
         tables = [one for name, one in self.model.named_parameters() if not name.startswith("blocks.")]
         groups = [(blocks, train.weight_decay), (tables, train.table_weight_decay)]
@@ -156,6 +175,7 @@ class SequenceTrial(RankedTrial):
             epochs=train.epochs,
             max_steps=train.max_steps,
             patience=train.patience,
+            evaluate_epochs=train.evaluate_epochs,
         )
         if prepared.graph:
             self.recipe = replace(self.recipe, order=WindowOrder(order), whole_step=self._whole_step(order))
@@ -175,6 +195,41 @@ class SequenceTrial(RankedTrial):
     def last(self, batch: SequenceBatch) -> Tensor:
         return self.model.last(batch)
 
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        return products_BI if self.model.counting is None else self.model.scored(products_BI, batch)
+
+    def predictions(self, at: Position | None = None) -> Predictions:
+        """The ranks of the test items, once the weights of counting are those for the present model."""
+        self.fit_counting()
+        return super().predictions(at)
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        known = {f"{NEXT_ITEM.choosing}_{name}": value for name, value in self.known.items()}
+        return {**super().metrics(predictions), **known}
+
+    @torch.no_grad()
+    def fit_counting(self) -> None:
+        """Fit the weights of the model's and the counted parts on the validation targets; ranks use those of the
+        first."""
+        counting, prepared = self.model.counting, self.prepared
+        if counting is None:
+            return
+        data, targets = prepared.sequences.data, prepared.sequences.validation
+        vectors_ID, together = self.item_vectors(), max(1, min(SCORING_BATCH, SCORES // data.items))
+
+        def scored() -> Iterator[tuple[Targets, Tensor, SequenceBatch]]:
+            batches = histories(data, prepared.events, targets, length=prepared.length, batch_size=together)
+            for number, batch in enumerate(batches):
+                part = slice(number * together, (number + 1) * together)
+                logits_BI = self.last(batch) @ vectors_ID.t() / self.model.config.temperature
+                yield Targets(targets.users_N[part], targets.positions_N[part]), logits_BI, batch
+
+        known = fit(counting, lambda: Candidates.of(counting, data, scored(), prepared.sequences.seen))
+        self.known = {name: known[name] for name in (MODEL, COUNTS)}
+        weights = [counting.weights_CP, counting.means_C, counting.scales_C]
+        for into, value in zip(weights, current().all_gather([one.cpu() for one in weights])[0]):
+            into.copy_(value)
+
     def item_vectors(self) -> Tensor:
         return self.model.item_vectors()
 
@@ -192,6 +247,10 @@ class SequenceTrial(RankedTrial):
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def take_over(self, saved: dict[str, Tensor], rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        if self.model.counting is not None:
+            take_over(self.model.counting, saved, rows["items"])
 
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])

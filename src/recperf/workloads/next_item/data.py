@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from ...train.baselines import Rules
 from ...train.factor_items import factor_baseline
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
-from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
+from ...train.next_item import Ranked, Scorer, Seen, baselines, item_counts, rank, seen_by_default
 from ...train.ranking import list_quality
 from .config import SequencesConfig
 
@@ -121,12 +121,17 @@ class RankedSequences(Prepared):
             all_windows=train.windows == "all",
         )
 
+    @cached_property
+    def baselines(self) -> dict[str, Callable[[], Scorer]]:
+        """Makes the rules that count training events, each once."""
+        return {name: cache(make) for name, make in baselines(self.sequences.data).items()}
+
     def ranks(self, targets: Targets, score: Any) -> Ranked:
         return rank(self.sequences.data, targets, score, seen=self.sequences.seen)
 
     def ranking(self) -> RankedTargets:
         data = self.sequences.data
-        rules = Rules({**self.sequences.oracle(), **baselines(data), **factor_baseline(data), **linear_baseline(data)})
+        rules = Rules({**self.sequences.oracle(), **self.baselines, **factor_baseline(data), **linear_baseline(data)})
         return RankedTargets(
             users_N=torch.from_numpy(self.sequences.test.users_N),
             items_N=torch.from_numpy(data.items_E[self.sequences.test.positions_N].astype(np.int64)),
@@ -175,7 +180,7 @@ class RankedTrial(Trial):
             prepared.sequences.data, prepared.events, targets, length=prepared.length, batch_size=SCORING_BATCH
         ):
             poll()
-            parts.append(self.last(batch) @ vectors_ID.t())
+            parts.append(self.scored(self.last(batch) @ vectors_ID.t(), batch))
         return torch.cat(parts)
 
     def recommender(self) -> Callable[[int], Tensor]:
@@ -186,6 +191,10 @@ class RankedTrial(Trial):
             return self.score(Targets(test.users_N[one], test.positions_N[one]), vectors_ID)
 
         return score
+
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        """What items are ranked by, from the products of the vectors of users and items."""
+        return products_BI
 
     @torch.no_grad()
     def ranked(self, targets: Targets) -> Ranked:

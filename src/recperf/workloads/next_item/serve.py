@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import time
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,14 @@ from ...data.tables import Ids, Table, pyarrow
 from ...errors import UsageError
 from ...execution.serving import BY_ID, Encoded, Export, Served, TableExport
 from ...execution.tables import placed_tables
-from ...models.next_item.model import NextItemHSTU, PaddedHSTU
+from ...models.next_item.counting import LAST, LIST, SMALLEST, CountedRows, Counting
+from ...models.next_item.model import NextItemModel, PaddedModel
 from ...models.tiers.config import TablesConfig, scored_only
 from ...stop import poll
 from ...train.device import Settings
 from ...train.next_item import histories, item_counts
 from .build import ALL_ROWS, new_model, sequences_of, settings_of
-from .config import HSTUConfig, estimate
+from .config import NextItemRunConfig, estimate
 from .data import SCORING_BATCH, SequenceSource
 
 MEANINGS = {
@@ -40,6 +42,25 @@ MEANINGS = {
     "times_BL": "times of these items in seconds",
     "query_times_BL": "for each item the time of the one after it; for the last the time of the request",
 }
+SHARE = f"log(1 + share / {SMALLEST}), where share is the item's part of the sum, over all items, of "
+ADDED = f"`value` in counts.parquet for the last {LAST} items of the history, each times decay^(its age from 0)"
+PARTS = {
+    "model": "the product with the user's vector, over the temperature",
+    "follows": f"{SHARE}{ADDED}",
+    "alike": f"{SHARE}{ADDED}",
+    "earlier": f"{SHARE}{ADDED}",
+    "popularity": "log(1 + `events` in events.parquet)",
+    "recent": "log(1 + `recent_events` in events.parquet)",
+    "own": f"{SHARE}1 / (1 + age) for each time that the history has the item",
+}
+TABLES = ("follows", "alike", "earlier")
+FACT_MEANINGS = [
+    "1",
+    "log(1 + items of the history that the program reads)",
+    f"the mean of log(1 + `events`) of the last {LAST} items",
+    "the model's highest score of all items",
+    f"its lead over the score of rank {LIST}",
+]
 LABELLESS = "this model predicts the next item, not a label: it scores no rows"
 Longs = NDArray[np.int64]
 
@@ -83,7 +104,7 @@ class ServedItems(Served):
             self.users = Ids.of(users, own_ids(store, "user"), np.arange(self.data.users))
             self.items = Ids.of(items, [own[number] for number in numbers_I.tolist()])
             self.titles = titles_of(store, numbers_I)
-        self.excludes_seen = sequences.seen == "left-out"
+        self.excludes_seen, self.timed = sequences.seen == "left-out", self.data.times_E is not None
 
     def encode(self, rows: Mapping[str, Any]) -> Encoded:
         raise UsageError(LABELLESS, fix="recperf recommend RUN")
@@ -96,20 +117,35 @@ class ServedItems(Served):
         return logits_UI.softmax(1)
 
     def rank(self, users: Any) -> Tensor:
-        """With all events of each user in the store as the history."""
+        """With the events of each user in the store before the request as the history."""
         indices = self.users.indices(users)
-        known = np.flatnonzero(indices >= 0)
-        histories = self._stored(Targets(indices[known], self.data.offsets_U1[indices[known] + 1]))
-        return self._ranked(histories, known, len(indices))
+        ends_U = self.data.offsets_U1[indices + 1]
+        if self.request_time is not None and self.data.times_E is not None:
+            before_E1 = np.concatenate([[0], np.cumsum(self.data.times_E < self.request_time)])
+            begins_U = self.data.offsets_U1[indices]
+            ends_U = begins_U + before_E1[ends_U] - before_E1[begins_U]
+        known = np.flatnonzero((indices >= 0) & (ends_U > self.data.offsets_U1[indices]))
+        requested = self._stored(Targets(indices[known], ends_U[known]))
+        if self.data.times_E is not None:
+            requested = replace(requested, nexts_B=np.full(len(known), self.requested_at))
+        return self._ranked(requested, known, len(indices))
 
     def rank_histories(self, histories: Sequence[Longs]) -> Tensor:
         """A history without times is read as if its items had come at the usual pace."""
         length, rows = self.length, [row for row, one in enumerate(histories) if len(one)]
         items, times, nexts_B = [np.asarray(histories[row])[-length:] + 1 for row in rows], None, None
         if self.data.times_E is not None:
-            times = [self.pace * np.arange(len(one)) for one in items]
-            nexts_B = np.array([self.pace * len(one) for one in items])
+            times = [self.requested_at - self.pace * np.arange(len(one), 0, -1) for one in items]
+            nexts_B = np.full(len(rows), self.requested_at)
         return self._ranked(ItemHistories(items, times, nexts_B), np.array(rows, np.int64), len(histories))
+
+    @property
+    def requested_at(self) -> int:
+        """When recommendations are requested; where that is not said, now, or a usual time after the newest event where
+        that is earlier: a model knows nothing of later days."""
+        assert self.data.times_E is not None
+        newest = int(self.data.times_E.max()) + self.pace
+        return min(int(time()), newest) if self.request_time is None else self.request_time
 
     @cached_property
     def pace(self) -> int:
@@ -156,29 +192,35 @@ class ServedItems(Served):
         events = EventsOnDevice(replace(self.data, items_E=items_E, times_E=times_E), self.settings.device)
         return events.batch(begins_B, lengths_B)
 
-    def _vectors(self, requested: ItemHistories) -> Tensor:
-        """User vectors."""
-        vectors = [self.vectors_ID[:0]]
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        """Logits, from the products of the vectors of users and items."""
+        return products_BI / self.temperature
+
+    def _batches(self, requested: ItemHistories) -> Iterator[SequenceBatch]:
         for first in range(0, len(requested.items), self.batch_size):
             poll()
-            vectors.append(self.last(self._batch(requested[first : first + self.batch_size])))
-        return torch.cat(vectors)
+            yield self._batch(requested[first : first + self.batch_size])
 
     def _ranked(self, requested: ItemHistories, rows: Longs, count: int) -> Tensor:
         """Logits of all items for histories in these rows of `count`; without a history frequent items come first."""
         counts_I = torch.from_numpy(self.item_events().astype(np.float32))
         logits_BI = ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log().repeat(count, 1)
-        logits_BI[torch.from_numpy(rows)] = (
-            (self._vectors(requested) @ self.vectors_ID.t()).float().cpu().div_(self.temperature)
-        )
+        first = 0
+        for batch in self._batches(requested):
+            part = torch.from_numpy(rows[first : first + len(batch)])
+            logits_BI[part] = self.scored(self.last(batch) @ self.vectors_ID.t(), batch).float().cpu()
+            first += len(part)
         return logits_BI
 
     def item_events(self) -> Longs:
         return item_counts(self.data)
 
     def seen(self, user: int) -> Tensor:
-        first, stop = self.data.offsets_U1[user : user + 2].tolist()
-        return torch.from_numpy(np.unique(self.data.items_E[first:stop]).astype(np.int64) - 1)
+        part = slice(*self.data.offsets_U1[user : user + 2].tolist())
+        items_E = self.data.items_E[part]
+        if self.request_time is not None and self.data.times_E is not None:
+            items_E = items_E[self.data.times_E[part] < self.request_time]
+        return torch.from_numpy(np.unique(items_E).astype(np.int64) - 1)
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, ItemHistories]]:
         """The histories before test items."""
@@ -192,9 +234,9 @@ class ServedItems(Served):
 
 
 class ServedSequences(ServedItems):
-    model: NextItemHSTU
+    model: NextItemModel
 
-    def __init__(self, config: HSTUConfig) -> None:
+    def __init__(self, config: NextItemRunConfig) -> None:
         self.config, self.temperature = config, config.model.temperature
         super().__init__(sequences_of(config), settings_of(config), length=config.model.max_length)
         tiers = ALL_ROWS
@@ -206,9 +248,18 @@ class ServedSequences(ServedItems):
             tiers = scored_only(placed_tables(tables, counted, self.settings.device))
         self.settings.reasons["tables"] = tiers.why
         self.model = new_model(config, self.data, 0, self.settings.device, tiers)
+        if config.model.counts == "on":
+            # Its tables are those of the checkpoint.
+            counting = Counting(
+                recent=self.data.times_E is not None, own=not self.excludes_seen, started=config.start.run is not None
+            )
+            self.model.counting = counting.to(self.settings.device)
 
     def last(self, batch: SequenceBatch) -> Tensor:
         return self.model.last(batch)
+
+    def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
+        return self.model.scored(products_BI, batch)
 
     def item_vectors(self) -> Tensor:
         return self.model.item_vectors()
@@ -225,15 +276,50 @@ class ServedSequences(ServedItems):
                     name="items", weight_RW=self.model.embedded(), ids=items, rows_I=rows_I + 1, meaning=embeddings
                 ),
             ],
-            program=copy.deepcopy(PaddedHSTU(self.model)).cpu(),
+            program=copy.deepcopy(PaddedModel(self.model)).cpu(),
             inputs=self._padded(inputs),
             meanings=MEANINGS,
             output="vectors of users, of length 1: the score of an item is the product with its vector",
             example=example,
-            logits_B=self._vectors(inputs),
-            more={"items": known} if known else {},
+            logits_B=torch.cat([self.last(batch) for batch in self._batches(inputs)]),
+            more={**({"items": known} if known else {}), **self._counts()},
             vectors_IW=self.vectors_ID,
+            encoding={} if self.model.counting is None else {"counting": self._weights(self.model.counting)},
         )
+
+    def _counts(self) -> dict[str, Table]:
+        """What counting adds to the scores, by own ids."""
+        counting, arrow, ids = self.model.counting, pyarrow(), self.items.values
+        if counting is None:
+            return {}
+        tables = []
+        for name in TABLES:
+            rows: CountedRows = getattr(counting, name)
+            if rows.offsets_I1 is not None:
+                lengths_I, columns_W = rows.offsets_I1.diff().cpu().numpy(), rows.columns_W.cpu().numpy()
+                items_W = arrow.array(np.repeat(np.arange(len(ids)), lengths_I))
+                columns = {"part": arrow.array([name] * len(columns_W)), "item": ids.take(items_W)}
+                columns |= {"other": ids.take(arrow.array(columns_W)), "value": rows.values_W.cpu().numpy()}
+                tables.append(arrow.table(columns))
+        events = {"id": ids, "events": counting.events_I.cpu().numpy()}
+        if counting.recent_MI is not None:
+            events["recent_events"] = counting.recent_MI[-1].cpu().numpy()
+        return {"counts": arrow.concat_tables(tables), "events": arrow.table(events)}
+
+    def _weights(self, counting: Counting) -> dict[str, Any]:
+        """What a server needs to add the counts up."""
+        decays = {name: getattr(counting, name).decay_1 for name in TABLES}
+        return {
+            "score": "sum over parts of the part's score of an item times its weight, which is the sum over facts of "
+            "(fact - mean) / scale times the number of that fact and part",
+            "parts": {name: PARTS[name] for name in counting.parts},
+            "facts": FACT_MEANINGS,
+            "weights": dict(zip(counting.parts, counting.weights_CP.t().tolist())),
+            "means": counting.means_C.tolist(),
+            "scales": counting.scales_C.tolist(),
+            "decays": {name: float(decay_1) for name, decay_1 in decays.items() if decay_1 is not None},
+            "temperature": self.temperature,
+        }
 
     def _padded(self, part: ItemHistories) -> dict[str, Tensor]:
         """The inputs of the exported program."""

@@ -1,7 +1,8 @@
-"""hstu: the next item of a user's sequence, ranked among all items."""
+"""next-item: the next item of a user's sequence, ranked among all items."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,22 +19,14 @@ from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES, TableRule
 from ...tasks import NEXT_ITEM
 from ...train.config import AnyTableOptimizer, TableTrainConfig, TrainConfig
+from .own_data import has_gpu, settings_for, sizes_for
 
 if TYPE_CHECKING:
     from ...data.datasets import Dataset
+    from ...data.events.store import EventStore
     from ...data.next_item import NextItemData
 
 SMALLER = "a smaller --train.batch-size, --model.dim or --model.max-length, or --tables.placement file"
-DENSE = 50
-"""Mean events of a user from which on `dense` is the default; below it a smaller model that drops more."""
-
-
-STEPS, LEAST_STEPS, PATIENCE = 45, 6000, 2000
-"""For own data: steps of an epoch, steps of a whole training, and steps without a better evaluation, at least."""
-FULL = 200_000
-"""Events from which on the patience counts in full; of fewer events in proportion, but 10 evaluations at least."""
-SMALL = 40_000
-"""Below this number of events the model is `small`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +67,7 @@ class FeaturedConfig(SequencesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTrainConfig(TrainConfig):
-    """The weights of the epoch with the best validation NDCG@10 are kept."""
+    """The weights of the epoch with the best validation NDCG@10 count."""
 
     epochs: int = 100
     """Passes over the training sequences, at most."""
@@ -82,20 +75,29 @@ class SequenceTrainConfig(TrainConfig):
     """Sequences in a step."""
     windows: Literal["last", "all"] = "last"
     """Of sequences longer than the model reads: train on the latest items, or on windows that cover all items."""
+    evaluate_epochs: int = 1
+    """Evaluate after every this many epochs, and after the last."""
     patience: int = 10
     """Stop after this many evaluations without a better validation NDCG@10; 0: never."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(1, self.evaluate_epochs, 1_000_000, "train.evaluate_epochs")
+
 
 @dataclass(frozen=True, kw_only=True)
-class HSTUTrainConfig(SequenceTrainConfig, TableTrainConfig):
-    """Adam (0.9, 0.98) with a constant rate."""
+class NextItemTrainConfig(SequenceTrainConfig, TableTrainConfig):
+    """AdamW (0.9, 0.98) with a constant rate."""
 
     learning_rate: float = 1e-3
-    """Learning rate of Adam."""
+    """Learning rate of AdamW."""
     weight_decay: float = 0.0
     """Weight decay of the blocks."""
     table_weight_decay: float = 0.0
     """Weight decay of the embeddings of items and positions."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Precision of matrix products; weights and the softmax over items stay float32. bfloat16: of those in transformer
+    blocks, the others as with tf32. auto: tf32 on a GPU, else float32."""
     table_optimizer: Literal["auto", AnyTableOptimizer] = "auto"  # type: ignore[assignment]
     """adamw (0.9, 0.98) changes the embeddings of all items in every step; the others those that the step uses: with
     the sampled loss a few, with the full softmax all. auto: adam (0.9, 0.999) where tables.placement is host or file,
@@ -103,16 +105,19 @@ class HSTUTrainConfig(SequenceTrainConfig, TableTrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HSTUConfig(TrialsConfig):
+class NextItemRunConfig(TrialsConfig):
     data: FeaturedConfig = field(default_factory=FeaturedConfig)
     model: NextItemConfig = field(default_factory=NextItemConfig)
-    train: HSTUTrainConfig = field(default_factory=HSTUTrainConfig)
+    train: NextItemTrainConfig = field(default_factory=NextItemTrainConfig)
     tables: TablesConfig = field(default_factory=TablesConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.distributed.require_copies("hstu")
+        if self.train.precision == "bfloat16" and self.model.encoder == "hstu":
+            what = "train.precision is bfloat16, which HSTU blocks do not have here"
+            raise ConfigError(what, where={"field": "train.precision"}, fix="--train.precision tf32")
         placement, outside = self.tables.placement, self.tables.placement in ("host", "file")
         if outside and self.rule is None:
             what = f"tables.placement is {placement}, but adamw changes every item in every step"
@@ -138,96 +143,95 @@ class HSTUConfig(TrialsConfig):
         return self.rule is not None and not self.model.full_softmax
 
 
-def default() -> HSTUConfig:
-    """Embedded sequences and a small model: trains in less than a minute on two cores."""
-    model = NextItemConfig(dim=32, blocks=2, heads=2, head_dim=16, max_length=32, dropout=0.1)
-    train = HSTUTrainConfig(epochs=15, batch_size=32, learning_rate=3e-3, patience=4)
-    return _embedded(HSTUConfig(model=model, train=train))
-
-
-def published() -> HSTUConfig:
-    """The published sizes for ML-1M: 8 blocks of width 50, 2 heads of 25, at most 200 items."""
-    return _embedded(HSTUConfig())
-
-
-def dense() -> HSTUConfig:
-    """The published blocks, 96 wide with 2 heads of 48, and more dropout: for users with many events."""
-    config = published()
-    return replace(config, model=replace(config.model, dim=96, head_dim=48, dropout=0.3))
-
-
-def sparse() -> HSTUConfig:
-    """4 blocks of width 64 that drop half: for users with few events, as in Amazon Beauty."""
-    model = NextItemConfig(dim=64, blocks=4, heads=2, head_dim=32, max_length=50, dropout=0.5)
-    return _embedded(HSTUConfig(model=model))
-
-
-def small() -> HSTUConfig:
-    """The blocks of the default with more dropout, for few events of one's own: seconds on two cores."""
-    model = replace(default().model, max_length=200, dropout=0.3)
-    return HSTUConfig(model=model, train=HSTUTrainConfig(learning_rate=3e-3))
-
-
-def _embedded(config: HSTUConfig) -> HSTUConfig:
+def embedded(config: NextItemRunConfig) -> NextItemRunConfig:
     """With the items of the embedded sequences, which have no times."""
     items = config.data.groups * config.data.group_items
     return replace(config, model=replace(config.model, items=items, time_buckets=0))
 
 
-def on_events(config: HSTUConfig, dataset: Dataset) -> HSTUConfig:
+def default() -> NextItemRunConfig:
+    """Embedded sequences and a small model: trains in less than a minute on two cores."""
+    model = NextItemConfig(
+        encoder="transformer",
+        dim=32,
+        blocks=2,
+        heads=2,
+        head_dim=16,
+        max_length=32,
+        dropout=0.1,
+        temperature=0.07,
+        counts="on",
+    )
+    train = NextItemTrainConfig(epochs=15, batch_size=32, learning_rate=3e-3, patience=4)
+    return embedded(NextItemRunConfig(model=model, train=train))
+
+
+def on_events(config: NextItemRunConfig, dataset: Dataset) -> NextItemRunConfig:
     """The config for an event store. The default preset follows the data; another config gets its items only."""
-    if dataset.folder is None:
-        return config
-    config = replace(config, data=replace(config.data, boundary=None))
-    sized = following(dataset.folder) if config == default() else config
-    buckets = NextItemConfig.time_buckets if sized.start.run is None else sized.model.time_buckets
-    model = replace(sized.model, items=0, time_buckets=buckets)
-    return replace(sized, data=replace(sized.data, path=dataset.folder), model=model)
+    return sized(config, dataset, following if config == default() else None)
 
 
-def following(path: Path) -> HSTUConfig:
-    """A model for the events of a store, whose sizes follow the events of a user."""
-    import numpy as np
-
-    from ...data.known.opening import open_events
+def following(store: EventStore) -> NextItemRunConfig:
+    """A model for the events of a store."""
     from ...data.next_item import NextItemData
 
-    data = NextItemData.from_store(open_events(path))
-    counts_U, events = np.diff(data.offsets_U1), len(data.items_E)
-    config = small() if events < SMALL else dense() if counts_U.mean() >= DENSE else sparse()
-    longest = int(np.percentile(counts_U, 95))
-    model = replace(config.model, max_length=min(config.model.max_length, max(10, longest)))
-    return replace(config, model=model, train=replace(config.train, **training_for(data)))
+    return for_data(NextItemData.from_store(store))
 
 
-def training_for(data: NextItemData) -> dict[str, Any]:
-    """Batches so small that an epoch has STEPS steps or more. What order decides may be learned late, so that small
-    data has more epochs. The patience grows with the number of events, up to FULL."""
-    users, events = int((data.offsets_U1[1:] - data.offsets_U1[:-1] > 1).sum()), len(data.items_E)
-    batch = 1 << min(7, max(4, (users // STEPS).bit_length() - 1))
-    steps = max(1, users // batch)
-    patience = max(10, PATIENCE * min(events, FULL) // FULL // steps)
-    return {"batch_size": batch, "epochs": max(100, LEAST_STEPS // steps), "patience": patience}
+def for_data(data: NextItemData) -> NextItemRunConfig:
+    """The settings that follow from data; `with_sizes` sets the sizes, for the encoder and device that are chosen."""
+    settings = settings_for(data)
+    return NextItemRunConfig(model=NextItemConfig(**settings["model"]), train=NextItemTrainConfig(**settings["train"]))
 
 
-def resolve(config: HSTUConfig) -> HSTUConfig:
+def with_sizes(config: NextItemRunConfig, data: NextItemData) -> NextItemRunConfig:
+    """With the usual sizes where none were set."""
+    model = config.model
+    if all((model.dim, model.blocks, model.heads, model.head_dim)):
+        return config
+    usual: dict[str, Any] = sizes_for(data, model.encoder, has_gpu(config.train.device))
+    # A width that was set need not be a multiple of the usual one of a head.
+    usual["head_dim"] = max(1, (model.dim or usual["dim"]) // (model.heads or usual["heads"]))
+    return replace(config, model=replace(model, **{name: getattr(model, name) or one for name, one in usual.items()}))
+
+
+def sized(
+    config: NextItemRunConfig, dataset: Dataset, following: Callable[[EventStore], NextItemRunConfig] | None
+) -> NextItemRunConfig:
+    """The config for an event store, which `following` may derive from its events."""
+    if dataset.folder is None:
+        return config
+    if following is not None:
+        from ...data.known.opening import open_events
+
+        config = replace(following(open_events(dataset.folder)), data=config.data)
+    buckets = NextItemConfig.time_buckets if config.start.run is None else config.model.time_buckets
+    model = replace(config.model, items=0, time_buckets=buckets)
+    return replace(config, data=replace(config.data, path=dataset.folder, boundary=None), model=model)
+
+
+def resolve(config: NextItemRunConfig) -> NextItemRunConfig:
     """With the number of items that the data has and what decides its split, and without a bias by time where it has no
     times. A run that is resumed with its table in another place keeps its optimizer."""
     config = replace(config, train=replace(config.train, table_optimizer=config.optimizer))
+    if config.model.encoder == "auto":
+        # On every log and device tried so far it learns more in less time.
+        config = replace(config, model=replace(config.model, encoder="transformer"))
     if config.data.path is None:
-        return _embedded(config)
+        return embedded(config)
     from ...data.next_item import read
     from ...data.split.record import with_split
 
-    data, model = read(config.data.path, config.data), config.model
+    data = read(config.data.path, config.data)
     config = replace(config, data=with_split(config.data, data.split))
+    model = with_sizes(config, data).model
     buckets = 0 if data.times_E is None else model.time_buckets
     values = data.values() if config.data.features else None
     rows = values.rows if values else 0
     return replace(config, model=replace(model, items=data.items, feature_rows=rows, time_buckets=buckets))
 
 
-def estimate(config: HSTUConfig) -> Estimate:
+def estimate(config: NextItemRunConfig) -> Estimate:
     """Counts a step whose sequences all have the maximum length."""
     model, batch = config.model, config.train.batch_size
     tokens = batch * model.max_length
@@ -241,28 +245,47 @@ def estimate(config: HSTUConfig) -> Estimate:
     )
 
 
-def require_room(config: HSTUConfig) -> None:
-    require(config.model.items > 0, "model.items", config.model.items, "above 0")
+def require_room(config: NextItemRunConfig) -> None:
+    for name in ("items", "dim", "blocks", "heads", "head_dim"):
+        value = getattr(config.model, name)
+        require(value > 0, f"model.{name}", value, "above 0")
     tables = config.tables if config.some_rows else TablesConfig(placement="device")
     require_table_memory(tables, estimate(config), fix=SMALLER)
 
 
-def bounds(config: HSTUConfig) -> dict[str, Any]:
+def bounds(config: NextItemRunConfig) -> dict[str, Any]:
     return config.target.bounds("best", *NEXT_ITEM.baselines)
 
 
-HSTU = Workload(
-    name="hstu",
-    summary="the next item of a user's sequence, ranked among all items; a minute on a laptop",
-    task=NEXT_ITEM,
-    config=HSTUConfig,
-    presets={"default": default, "published": published, "dense": dense, "sparse": sparse},
-    estimate=estimate,
-    claims=quality_claims(bounds),
-    checks="recperf.workloads.hstu.build:check",
-    build="recperf.workloads.hstu.build:PreparedSequences",
-    serve="recperf.workloads.hstu.serve:ServedSequences",
-    datasets={"events": on_events},
-    resolve=resolve,
-    id_tables={"items_ID": "items", "items.table_RD": "items", "features_VD": "features"},
+def workload(
+    name: str,
+    summary: str,
+    presets: Mapping[str, Callable[[], NextItemRunConfig]],
+    on_events: Callable[[NextItemRunConfig, Dataset], NextItemRunConfig],
+    resolve: Callable[[NextItemRunConfig], NextItemRunConfig] = resolve,
+) -> Workload:
+    """A workload of this task."""
+    return Workload(
+        name=name,
+        summary=summary,
+        task=NEXT_ITEM,
+        config=NextItemRunConfig,
+        presets=presets,
+        estimate=estimate,
+        claims=quality_claims(bounds),
+        checks="recperf.workloads.next_item.build:check",
+        build="recperf.workloads.next_item.build:PreparedSequences",
+        serve="recperf.workloads.next_item.serve:ServedSequences",
+        datasets={"events": on_events},
+        resolve=resolve,
+        id_tables={"items_ID": "items", "items.table_RD": "items", "features_VD": "features"},
+        counted=("counting.",),
+    )
+
+
+NEXT_ITEMS = workload(
+    "next-item",
+    "the next item of a user's sequence, ranked among all items; a minute on a laptop",
+    {"default": default},
+    on_events,
 )

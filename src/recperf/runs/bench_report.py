@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..bench import Bench, BenchModel, BenchRow, BenchTable, value_of
-from . import charts
-from . import formats as fmt
-from .blocks import Block, Cell, Report, Section, Table, Text, cells, columns, wrapped
-from .formats import NONE, NOT_MEASURED, baseline, count, metric
-from .quality_sections import tone
+from .bench import Bench, BenchModel, BenchRow, BenchTable, value_of
+from .report import charts
+from .report import formats as fmt
+from .report.blocks import Block, Cell, Report, Section, Table, Text, cells, columns, wrapped
+from .report.formats import NONE, NOT_MEASURED, baseline, count, metric
+from .report.quality_sections import tone
 
 MOST_RULES = 3
 """Baselines of a table in a terminal, the best."""
@@ -48,13 +48,13 @@ class BenchReport(Bench):
 
     def page(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the tables as one HTML file. With `force` it replaces a file that is not a page of recperf."""
-        from . import page
+        from .report import page
 
         return page.save(report(self, beside(Path(path).parent)), Path(path), force=force)
 
     def _repr_html_(self) -> str:
         """The page in a notebook."""
-        from . import page
+        from .report import page
 
         return page.framed(report(self))
 
