@@ -130,7 +130,8 @@ class _Softmax(torch.autograd.Function):
             own_T += _rows(bias_I, call.targets_T, users_TD)
         ctx.call = call
         ctx.save_for_backward(users_TD, items_ID, bias_I, logs_T, mean_TD)
-        return ((logs_T - call.share * own_T) * call.weights_T).sum().to(call.weights_T.dtype)
+        loss: Tensor = ((logs_T - call.share * own_T) * call.weights_T).sum()
+        return loss.to(call.weights_T.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
