@@ -175,9 +175,15 @@ def test_the_highest_scores_are_the_first_of_all_sorted(impl: Any, k: int, maske
     made = Case(110, 130, 16, bias=True, masked=masked)
     users_TD, items_ID, bias_I = (one.mul(2).round() for one in made.inputs)
     bias_I[7] = torch.nan
+    masks = made.options.get("masks")
+    if masks is not None:
+        # Here targets are masked like others.
+        made.hidden_TI = made.hidden_TI | torch.zeros_like(made.hidden_TI).scatter(
+            1, made.targets_T[:, None], masks.have(made.targets_T)[:, None]
+        )
     scores_TI = made.scores(users_TD, items_ID, bias_I)
     scores_TK, items_TK, reached_T = top(
-        users_TD, items_ID, k, temperature=TEMPERATURE, bias_I=bias_I, masks=made.options.get("masks"),
+        users_TD, items_ID, k, temperature=TEMPERATURE, bias_I=bias_I, masks=masks,
         targets_T=made.targets_T, impl=impl,
     )  # fmt: skip
     right_TI, order_TI = scores_TI.nan_to_num(-torch.inf, neginf=-torch.inf).sort(dim=1, descending=True, stable=True)

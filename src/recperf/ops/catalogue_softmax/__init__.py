@@ -90,12 +90,13 @@ def top(
     number first; -infinity and -1 where fewer items are left. NaN never comes.
 
     With `targets_T` also how many items have a score that is not below that of the target, the target among them: its
-    rank where equal scores and NaN count against it. A target is never masked. The items may lie in host memory."""
+    rank where equal scores and NaN count against it. A masked target comes last. The items may lie in host memory."""
     _require_fit(users_TD, items_ID, bias_I)
-    scoring = Scoring(scale=1 / temperature, bias_I=bias_I, masks=masks, targets_T=targets_T)
-    body, reached = _body(impl, users_TD), targets_T is not None
+    scoring = Scoring(scale=1 / temperature, bias_I=bias_I, masks=masks)
     with torch.no_grad(), torch.autocast(users_TD.device.type, enabled=False):
-        highest: tuple[Tensor, Tensor, Tensor | None] = body.top(users_TD, items_ID, scoring, k, reached=reached)
+        highest: tuple[Tensor, Tensor, Tensor | None] = _body(impl, users_TD).top(
+            users_TD, items_ID, scoring, k, targets_T
+        )
         return highest
 
 
@@ -204,9 +205,9 @@ def _mean_scores(call: _Call, users_TD: Tensor, items_ID: Tensor, bias_I: Tensor
     rows_IF = torch.cat([items_ID * call.scoring.scale, torch.stack([bias_I, torch.ones_like(bias_I)], 1)], 1)
     sums_TF = rows_IF.sum(0).to(here).expand(len(users_TD), -1)
     if masks is not None:
-        numbers_T = torch.arange(len(users_TD), device=here) if masks.masks_T is None else masks.masks_T
-        own_TF = _rows(rows_IF, call.targets_T, users_TD) * masks.has(numbers_T, call.targets_T)[:, None]
-        sums_TF = sums_TF - masks.sums(rows_IF).to(here)[numbers_T] + own_TF
+        own_TF = _rows(rows_IF, call.targets_T, users_TD) * masks.have(call.targets_T)[:, None]
+        masked_SF = masks.sums(rows_IF).to(here)
+        sums_TF = sums_TF - (masked_SF if masks.masks_T is None else masked_SF[masks.masks_T]) + own_TF
     products_T = (users_TD.to(kind) * sums_TF[:, :-2]).sum(1)
     return ((products_T + sums_TF[:, -2]) / sums_TF[:, -1] * call.weights_T).sum()
 

@@ -364,10 +364,10 @@ int softmax_top(const Call *call, int64_t first, int64_t last, int64_t k, float 
     return 0;
 }
 
-/* The score of each target among the items of this call, into `own` (T). */
-void softmax_own(const Call *call, float *own) {
+/* The score of each position's target among the items of this call, into `own` (T). */
+void softmax_own(const Call *call, const int64_t *targets, float *own) {
     for (int64_t i = 0; i < call->positions; i++) {
-        const int64_t item = call->targets[i] - call->first;
+        const int64_t item = targets[i] - call->first;
         if (item >= 0 && item < call->count) own[i] = one_product(call, i, item);
     }
 }

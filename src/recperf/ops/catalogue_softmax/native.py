@@ -45,7 +45,7 @@ _FUNCTIONS = {
     "softmax_forward": [POINTER, I64, I64, POINTER, POINTER],
     "softmax_items": [POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER],
     "softmax_top": [POINTER, I64, I64, I64, *[POINTER] * 4],
-    "softmax_own": [POINTER, POINTER],
+    "softmax_own": [POINTER] * 3,
 }
 library = native_library(__file__, _FUNCTIONS, dict.fromkeys(set(_FUNCTIONS) - {"softmax_own"}, ctypes.c_int))
 """Returns the compiled library, or the reason why it cannot be used."""
@@ -93,7 +93,7 @@ def items_backward(
 
 @operator("catalogue_softmax_top", flops=lambda users_TD, items_ID, *_, **__: 2 * users_TD.numel() * len(items_ID))
 def top(
-    users_TD: Tensor, items_ID: Tensor, scoring: Scoring, k: int, *, reached: bool = False
+    users_TD: Tensor, items_ID: Tensor, scoring: Scoring, k: int, targets_T: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     packed = _Packed(users_TD, items_ID, scoring, 1.0)
     highest_TK = torch.full((packed.positions, k), -torch.inf)
@@ -102,12 +102,14 @@ def top(
     reached_T = torch.zeros(packed.positions, dtype=torch.int64)
     functions = usable(library())
     places = [highest_TK.data_ptr(), numbers_TK.data_ptr(), None, None]
-    if reached:
-        assert scoring.targets_T is not None
-        functions.softmax_own(packed.place, own_T.data_ptr())
+    if targets_T is not None:
+        targets = address("targets_T", targets_T.contiguous(), torch.int64, (packed.positions,))
+        functions.softmax_own(packed.place, targets, own_T.data_ptr())
+        if scoring.masks is not None:
+            own_T[scoring.masks.have(targets_T)] = -torch.inf
         places[2:] = own_T.data_ptr(), reached_T.data_ptr()
     packed.share(packed.groups, lambda first, last: functions.softmax_top(packed.place, first, last, k, *places))
-    return highest_TK, numbers_TK, reached_T if reached else None
+    return highest_TK, numbers_TK, None if targets_T is None else reached_T
 
 
 class _Packed:

@@ -55,8 +55,9 @@ class Masks:
             )
         return begins_T, ends_T
 
-    def has(self, masks_T: Tensor, items_T: Tensor) -> Tensor:
-        """Whether these masks have these items."""
+    def have(self, items_T: Tensor) -> Tensor:
+        """Whether the mask of each position has an item."""
+        masks_T = torch.arange(len(items_T), device=items_T.device) if self.masks_T is None else self.masks_T
         return torch.isin(masks_T.long() << 32 | items_T, self.codes_M)
 
     def sums(self, rows_IF: Tensor) -> Tensor:
@@ -120,20 +121,21 @@ def items_backward(
 
 
 def top(
-    users_TD: Tensor, items_ID: Tensor, scoring: Scoring, k: int, *, reached: bool = False
+    users_TD: Tensor, items_ID: Tensor, scoring: Scoring, k: int, targets_T: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The k highest scores of each position, in float32, and the numbers of their items: of equal scores the lowest
     number comes first, and NaN never comes. Where fewer items are left, the score is -infinity and the number -1.
 
-    With `reached` also how many items have a score that is not below that of the target, the target among them. The
-    items may lie on another device: some are brought over at a time."""
-    keys_TK = torch.full((len(users_TD), k), _keys(users_TD.new_full((), -torch.inf), 0).item(), device=users_TD.device)
+    With targets also how many items have a score that is not below that of the target, the target among them. The items
+    may lie on another device: some are brought over at a time."""
+    none_TK = torch.full((len(users_TD), k), -torch.inf, device=users_TD.device)
+    keys_TK = _keys(none_TK, 0)
     own_T = users_TD.new_full((len(users_TD),), torch.nan, dtype=torch.float32)
-    reached_T = torch.zeros_like(own_T, dtype=torch.int64) if reached else None
-    if reached:
-        assert scoring.targets_T is not None
+    reached_T = None
+    if targets_T is not None:
+        reached_T = torch.zeros_like(own_T, dtype=torch.int64)
         for part, first, scores_CN in _tiles(users_TD, items_ID, scoring):
-            places_C = scoring.targets_T[part] - first
+            places_C = targets_T[part] - first
             inside_C = (places_C >= 0) & (places_C < scores_CN.shape[1])
             found_C = scores_CN.gather(1, places_C.where(inside_C, 0)[:, None]).squeeze(1)
             own_T[part] = found_C.where(inside_C, own_T[part])
@@ -167,7 +169,7 @@ def _tiles(users_TD: Tensor, items_ID: Tensor, scoring: Scoring) -> Iterator[tup
 
 
 def _parts(positions: int, items: int, device: torch.device) -> Iterator[slice]:
-    together = max(1, SCORES[device.type] // max(1, items))
+    together = max(1, SCORES.get(device.type, SCORES["cuda"]) // max(1, items))
     return (slice(first, min(first + together, positions)) for first in range(0, positions, together))
 
 

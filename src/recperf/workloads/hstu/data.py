@@ -26,7 +26,7 @@ from ...stop import poll
 from ...tasks import NEXT_ITEM
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
-from ...train.next_item import Ranked, Seen, baselines, item_counts, rank, seen_by_default
+from ...train.next_item import Products, Ranked, Seen, baselines, item_counts, rank, seen_by_default
 from ...train.ranking import list_quality
 from .config import SequencesConfig
 
@@ -169,14 +169,19 @@ class RankedTrial(Trial):
         """The vectors of items 1 and up."""
 
     @torch.no_grad()
-    def score(self, targets: Targets, vectors_ID: Tensor | None = None) -> Tensor:
-        """Scores of all items, by their vectors, for the history before each target."""
-        prepared, parts, vectors_ID = self.prepared, [], self.item_vectors() if vectors_ID is None else vectors_ID
+    def score(self, targets: Targets) -> Tensor:
+        """Scores of all items for the history before each target."""
+        return Products(self.vectors, self.item_vectors())(targets)
+
+    @torch.no_grad()
+    def vectors(self, targets: Targets) -> Tensor:
+        """The vectors of users before some targets."""
+        prepared, parts = self.prepared, []
         for batch in histories(
             prepared.sequences.data, prepared.events, targets, length=prepared.length, batch_size=SCORING_BATCH
         ):
             poll()
-            parts.append(self.last(batch) @ vectors_ID.t())
+            parts.append(self.last(batch))
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -185,7 +190,7 @@ class RankedTrial(Trial):
         vectors_ID, world = self.item_vectors(), current()
         parts = stride(len(targets), world.size)
         own = Targets(targets.users_N[parts[world.rank]], targets.positions_N[parts[world.rank]])
-        ranked = self.prepared.ranks(own, lambda part: self.score(part, vectors_ID))
+        ranked = self.prepared.ranks(own, Products(self.vectors, vectors_ID))
         order_N = torch.from_numpy(np.argsort(np.concatenate(parts)))
         gathered = zip(*world.all_gather((ranked.ranks_N, ranked.lists_NK)))
         ranks_N, lists_NK = (torch.cat(columns)[order_N] for columns in gathered)
