@@ -17,6 +17,9 @@ declare("forward", "softmax", part="loss", kind="products")
 
 FULL_SOFTMAX_ITEMS = 40_000
 """Catalogues of at most this many items are scored whole at every position."""
+CHUNK = 1 << 20
+"""Scores of a step that the full loss holds at once, with the gradients of all. Of more it holds none, and computes the
+gradients of the items in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +106,12 @@ def step(
         "attention": Cost(blocks * 4 * pairs * width, blocks * values * 4 * width),
         "stu_output": Cost(blocks * 2 * tokens * width * dim, blocks * values * (2 * width + 2 * dim)),
     }
-    # The loss computes its gradient with its value: three products with the candidates.
+    # The loss computes gradients with its value: three products with the candidates, or two and the third later.
     candidates = min(model.candidates, model.items)
-    scored = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim)
+    scored, later = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim), Cost()
+    if model.full_softmax and tokens * candidates > CHUNK:
+        scored = Cost(4 * tokens * candidates * dim, 2 * values * dim + FLOAT * candidates * dim)
+        later = Cost(2 * tokens * candidates * dim, values * dim + 2 * FLOAT * candidates * dim)
     dense = sum(model.part_parameters.values())
     parameters = model.table_parameters + dense
     update = {"update": Cost(12 * parameters, 7 * FLOAT * parameters)}
@@ -117,7 +123,7 @@ def step(
     return {
         **forward,
         "softmax": scored,
-        "backward": sum((Cost(2 * cost.flops, 2 * cost.bytes) for cost in forward.values()), Cost()),
+        "backward": sum((Cost(2 * cost.flops, 2 * cost.bytes) for cost in forward.values()), later),
         **update,
     }
 

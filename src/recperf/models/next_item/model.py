@@ -26,7 +26,7 @@ from ...ops.hstu_attention import Mask, RelativeBias
 from ...ops.hstu_attention.reference import bucket_starts
 from ..init import normal_, xavier_uniform_
 from ..tables import SparseTables
-from .config import NextItemConfig
+from .config import CHUNK, NextItemConfig
 
 EPS = 1e-6
 STD = 0.02
@@ -210,11 +210,10 @@ def full_loss(
 ) -> Tensor:  # fmt: skip
     """The mean over positions of -log softmax(users . items / temperature) at the target, a row of the items; with
     `weights_T` the weighted sum. `bounded`: no product is above 1."""
-    if not users_TD.is_cpu or len(users_TD) * len(items_KD) > SCORES["cpu"]:
+    if len(users_TD) * len(items_KD) > CHUNK:
         return softmax_loss(
             users_TD, items_KD, targets_T, temperature=temperature, bounded=bounded, weights_T=weights_T
         )
-    # Few scores take one chunk, of three products instead of four.
     loss: Tensor = _Softmax.apply(users_TD, items_KD, targets_T, None, None, weights_T, temperature, bounded)  # type: ignore[no-untyped-call]
     return loss
 

@@ -197,7 +197,7 @@ def _places(device: torch.device, programs: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) * programs
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _parts(blocks: int, others: int, places: int, most: int) -> int:
     """The fewest parts of the other side with which hardly any place has nothing to do at the end."""
 
