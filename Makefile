@@ -22,7 +22,7 @@ COUNT   ?= 300
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-distributed run test test-all test-torch test-sanitized test-gpu test-mutants chaos lint types docs \
-  notebooks bench clean
+  notebooks bench wheel try-wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ run: $(VENV)/.run-ready ## train micro-dlrm on embedded data and print the resul
 test: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types ## lint, types and tests, minutes
 	$(BIN)/python $(PYTEST) tests
 
-test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready lint types test-sanitized ## also what takes long, and other torch versions
+test-all: $(VENV)/.test-ready $(VENV)/.distributed-ready $(VENV)/.loggers-ready lint types test-sanitized ## also what takes long, and other torch versions
 	$(BIN)/python $(PYTEST) -m "long or not long" tests
 	for version in $(OTHERS); do $(MAKE) test-torch VERSION=$$version || exit 1; done
 
@@ -82,6 +82,18 @@ bench: $(VENV)/.bench-ready ## every benchmark, rows appended; a missed goal doe
 	  case $$script in *_peer.py|*/next_item*) continue;; */claims_repeat.py) repeats="2 1";; esac; \
 	  echo "== $$script"; $(BIN)/python $$script $$repeats || [ $$? -eq 5 ] || exit 1; done
 
+wheel: $(VENV)/.test-ready ## the wheel, in dist/
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
+# As a user does: no constraints, no checkout, a folder and a home of its own.
+try-wheel: ## install the wheel of dist/ into a new environment, and run it
+	@[ -f "$$(ls dist/*.whl | tail -1)" ] || { echo "there is no wheel in dist/: make wheel"; exit 1; }
+	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && wheel=$$(realpath $$(ls dist/*.whl | tail -1)) && cd $$home && \
+	  export RECPERF_HOME=$$home/cache && $(PYTHON) -m venv venv && venv/bin/pip install --quiet $(TORCH) && \
+	  venv/bin/pip install --quiet $$wheel && venv/bin/recperf doctor && venv/bin/recperf run --no-peaks --quiet && \
+	  venv/bin/recperf report runs/* --out page.html && echo "the wheel works"
+
 clean: ## remove the virtual environment and caches; runs stay
 	rm -rf $(VENV) .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -106,6 +118,11 @@ $(VENV)/.docs-ready: $(VENV)/.run-ready
 
 $(VENV)/.test-ready: $(VENV)/.run-ready
 	@$(PIP) -c constraints.txt -e ".[data,mlperf,docs,tensorboard,dev]"
+	@touch $@
+
+# Without constraints: what wandb and mlflow need is theirs, and no test of make test needs them.
+$(VENV)/.loggers-ready: $(VENV)/.test-ready
+	@$(PIP) wandb mlflow-skinny sqlalchemy alembic
 	@touch $@
 
 # Torch brings its own triton, whose interpreter (3.6) needs numpy before 2.4, and its bounds of setuptools. Where no

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -13,7 +14,7 @@ from msgspec import convert
 
 from recperf.errors import MachineError
 from recperf.measure.profile import StepProfile
-from recperf.runs.loggers import Curves, scalars_of
+from recperf.runs.loggers import LOGGERS, Curves, scalars_of
 from recperf.runs.record import Run
 from recperf.runs.schemas import Event, event_of
 
@@ -81,16 +82,18 @@ def test_a_logger_that_fails_is_dropped_with_one_notice(tmp_path: Path) -> None:
     assert notice.startswith("nothing more is logged to tensorboard: AttributeError")
 
 
-@pytest.mark.parametrize(("name", "fix"), [("tensorboard", "'recperf[tensorboard]'"), ("wandb", "wandb")])
-def test_a_package_that_is_missing_is_named(
-    name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_package_that_is_missing_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [module for module in sys.modules if name in module.split(".")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MachineError, match=f"--log {name} needs {name}") as caught:
         Curves([name], tmp_path, print)
-    assert caught.value.fix == f"pip install {fix}"
+    assert caught.value.fix == f"pip install 'recperf[{name}]'"
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert name in extras
 
 
 class WandbRun:
@@ -151,3 +154,29 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [step for step, data in run.history if "train/loss" in data and step != 20] == [1, 10, 30]
     assert run.history[-1] == (30, {"budget/top": 1.0, "limit/python": 0.9, "result/auc": 0.75})
     assert run.values == {"train.batch_size": 8, "train.layers": [4, 1]}
+
+
+def test_the_real_wandb_takes_a_run_that_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="no wandb here: pip install 'recperf[wandb]'")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    trained("wandb", tmp_path, STEPS[:3])
+    (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert log.stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_real_mlflow_has_no_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow.tracking", reason="no mlflow here: pip install 'recperf[mlflow]'")
+    pytest.importorskip("sqlalchemy")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    trained("mlflow", tmp_path, STEPS[:3], end=False)
+    trained("mlflow", tmp_path, STEPS[1:], done=1)
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("recperf").experiment_id])
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(loss.step, loss.value) for loss in losses] == [(1, 1.0), (10, 0.1), (20, 0.05), (30, 1 / 30)]
+    assert run.data.metrics["result/auc"] == 0.75
+    assert run.data.params == {"train.batch_size": "8", "train.layers": "[4, 1]"}
+    assert run.info.status == "FINISHED"

@@ -48,7 +48,7 @@ class RunOptions(WorkloadOptions[C], VerboseOption):
     """With --resume: a field that may be changed nevertheless, such as train.batch_size; can be repeated."""
     run_dir: Path | None = None
     """Folder of the run, new or empty; default runs/<workload>-<time>-<id>."""
-    log: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "wandb"], ...]] = ()
+    log: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "wandb", "mlflow"], ...]] = ()
     """Send loss, gradient norm, learning rate, throughput, metrics and budget there too; can be
     repeated. A resumed run continues."""
     peaks: bool = True

@@ -1,4 +1,4 @@
-"""Sends the curves and the config of a run to the tools that people watch: TensorBoard, Weights & Biases.
+"""Sends the curves and the config of a run to the tools that people watch: TensorBoard, Weights & Biases, MLflow.
 
 Everything comes from the events of the run, so what a tool lacks is sent again from events.jsonl. A resumed training
 repeats the steps after its checkpoint bit for bit: a tool never has a step twice.
@@ -6,10 +6,12 @@ repeats the steps after its checkpoint bit for bit: a tool never has a step twic
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -22,6 +24,9 @@ from ..measure.profile import StepProfile
 from .record import Run
 from .result import Result
 from .schemas import Event, Scores, Step, Timing, event_of
+
+MOST_PARAMETERS = 100
+"""Parameters that MLflow takes at a time."""
 
 
 def scalars_of(event: Event) -> dict[str, float]:
@@ -177,8 +182,51 @@ class WeightsAndBiases:
             run.finish()
 
 
-Logger = TensorBoard | WeightsAndBiases
-LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+class MLflow:
+    """A run for each seed, in the experiment `recperf`. Without MLFLOW_TRACKING_URI it is in a database in the run's
+    folder: `mlflow ui --backend-store-uri sqlite:///mlflow.db` shows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._entities = require("mlflow.entities", "mlflow")
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.folder / 'mlflow.db'}"
+        self._client = require("mlflow.tracking", "mlflow").MlflowClient(tracking_uri=uri)
+        self._run = ""
+        self._steps: dict[str, int] = {}
+        """The last step that the tool has, by metric: it does not leave out repeated ones itself."""
+
+    def begin(self, seed: int, done: int) -> int:
+        self.close()
+        experiment = self._client.get_experiment_by_name("recperf")
+        where = experiment.experiment_id if experiment else self._client.create_experiment("recperf")
+        name = f"{self.folder.name} seed {seed}"
+        tag = hashlib.sha256(f"{self.folder} {seed}".encode()).hexdigest()
+        earlier = self._client.search_runs([where], f"tags.`recperf.run` = '{tag}'", max_results=1)
+        run = earlier[0] if earlier else self._client.create_run(where, run_name=name, tags={"recperf.run": tag})
+        self._run = run.info.run_id
+        histories = {key: self._client.get_metric_history(self._run, key) for key in run.data.metrics}
+        self._steps = {key: max(metric.step for metric in history) for key, history in histories.items()}
+        return max(self._steps.values(), default=0)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        now, metric = int(time.time() * 1000), self._entities.Metric
+        new = {name: value for name, value in values.items() if step > self._steps.get(name, -1)}
+        self._client.log_batch(self._run, [metric(name, value, now, step) for name, value in new.items()])
+        self._steps |= dict.fromkeys(new, step)
+
+    def config(self, fields: ConfigValues) -> None:
+        fields_of = [self._entities.Param(name, json.dumps(value)) for name, value in fields.items()]
+        for first in range(0, len(fields_of), MOST_PARAMETERS):
+            self._client.log_batch(self._run, params=fields_of[first : first + MOST_PARAMETERS])
+
+    def close(self) -> None:
+        if self._run:
+            run, self._run = self._run, ""
+            self._client.set_terminated(run)
+
+
+Logger = TensorBoard | WeightsAndBiases | MLflow
+LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def require(module: str, package: str) -> Any:
@@ -186,5 +234,4 @@ def require(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        extra = "'recperf[tensorboard]'" if package == "tensorboard" else package
-        raise MachineError(f"--log {package} needs {package}", fix=f"pip install {extra}") from None
+        raise MachineError(f"--log {package} needs {package}", fix=f"pip install 'recperf[{package}]'") from None
