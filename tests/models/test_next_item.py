@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from recperf.data.next_item import NextItemData
 from recperf.data.next_item_batches import EventsOnDevice, SequenceOrder, WindowBatch
 from recperf.models.next_item import softmax
-from recperf.models.next_item.config import NextItemConfig
+from recperf.models.next_item.config import NextItemConfig, step
 from recperf.models.next_item.model import NextItemModel
 from recperf.workloads.next_item import steps as hstu_batches
 from recperf.workloads.next_item.steps import WindowFeed, WindowOrder
@@ -20,15 +21,17 @@ from recperf.workloads.next_item.steps import WindowFeed, WindowOrder
 TEMPERATURE = 0.05
 
 
-@pytest.mark.parametrize("loss", ["full", "sampled"])
+@pytest.mark.parametrize("loss", ["full", "blocks", "sampled"])
 def test_loss_and_gradients_are_those_of_cross_entropy(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions are scored in several parts; some drawn items are the target, which must not count twice."""
     monkeypatch.setitem(softmax.SCORES, "cpu", 100)
+    if loss == "blocks":
+        monkeypatch.setattr(softmax, "CHUNK", 100)
     generator = torch.Generator().manual_seed(3)
     draw = lambda *shape: F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=1)  # noqa: E731
     users_TD, items_ID = draw(37, 8).requires_grad_(), draw(19, 8).requires_grad_()
     targets_T = torch.randint(19, (37,), generator=generator)
-    if loss == "full":
+    if loss != "sampled":
         scores = users_TD @ items_ID.T / TEMPERATURE
         ours = softmax.full_loss(users_TD, items_ID, targets_T, TEMPERATURE)
         expected = F.cross_entropy(scores, targets_T)
@@ -44,6 +47,14 @@ def test_loss_and_gradients_are_those_of_cross_entropy(loss: str, monkeypatch: p
     gradients = torch.autograd.grad(ours * 3, [users_TD, items_ID])
     theirs = torch.autograd.grad(expected * 3, [users_TD, items_ID])
     torch.testing.assert_close([ours, *gradients], [expected, *theirs])
+
+
+def test_the_work_of_the_full_loss_is_three_products_wherever_they_are_computed() -> None:
+    config = NextItemConfig(items=1000, dim=8, blocks=1, heads=1, head_dim=8)
+    for tokens, in_forward in ((1000, 6), (2000, 4)):
+        full, drawn = (step(replace(config, loss=loss), tokens, 10, 10) for loss in ("full", "sampled"))  # type: ignore[arg-type]
+        assert full["softmax"].flops == in_forward * tokens * 1000 * 8
+        assert full["backward"].flops - drawn["backward"].flops == (6 - in_forward) * tokens * 1000 * 8
 
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])

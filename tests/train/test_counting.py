@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_next_item import data_of
+from next_item_logs import data_of
 
 from recperf.data.next_item import NextItemData, Targets
 from recperf.data.next_item_batches import EventsOnDevice, SequenceBatch, histories

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from next_item_logs import SEQUENCES, data_of
 
 from recperf.data.next_item import NextItemData, Targets
 from recperf.train import next_item
@@ -16,6 +18,7 @@ from recperf.train.next_item import (
     DAMPINGS,
     DECAYS,
     LAST,
+    Products,
     baselines,
     following,
     item_counts,
@@ -25,22 +28,7 @@ from recperf.train.next_item import (
 )
 from recperf.train.ranking import list_quality
 
-SEQUENCES = [[1, 2, 3, 4], [2, 3, 1, 5, 4], [5, 1, 2, 3, 1], [3, 4], [4, 1, 2, 5]]
-
 DECAY = DECAYS[0]
-
-
-def data_of(sequences: list[list[int]], times: bool = False) -> NextItemData:
-    lengths = [len(one) for one in sequences]
-    items_E = np.concatenate([np.array(one, np.int32) for one in sequences])
-    return NextItemData(
-        name="test",
-        items=int(items_E.max()),
-        users=len(sequences),
-        offsets_U1=np.concatenate([[0], np.cumsum(lengths)]),
-        items_E=items_E,
-        times_E=np.concatenate([100 * np.arange(length) for length in lengths]) if times else None,
-    )
 
 
 def scorer(rows: list[list[float]]):  # type: ignore[no-untyped-def]
@@ -59,6 +47,24 @@ def test_ties_and_nans_count_against_the_target_and_seen_items_are_left_out_if_a
     assert without.metrics(2) == pytest.approx({"hit_rate_2": 2 / 3, "ndcg_2": 2 / 3 / math.log2(3), "mrr": 5 / 12})
     assert seen_by_default(data) == "left-out"
     assert seen_by_default(data_of([[1, 1, 2, 1, 3, 3]])) == "kept"
+
+
+@pytest.mark.parametrize("seen", ["kept", "left-out"])
+def test_products_of_vectors_are_ranked_as_their_scores(seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole numbers, so that many scores are equal; the vector of one user is no number."""
+    monkeypatch.setattr(next_item, "TOGETHER", 7)
+    draw = torch.Generator().manual_seed(2)
+    lengths = torch.randint(3, 30, (40,), generator=draw).tolist()
+    data = data_of([torch.randint(1, 91, (length,), generator=draw).tolist() for length in lengths])
+    users_UD, items_ID = (torch.randint(-3, 4, (count, 8), generator=draw).float() for count in (40, data.items))
+    users_UD[5] = math.nan
+    products = Products(lambda targets: users_UD[targets.users_N], items_ID)
+    dense, blocks = (rank(data, data.test(), score, seen=seen) for score in (lambda part: products(part), products))
+    assert torch.equal(blocks.ranks_N, dense.ranks_N)
+    scores_NI = products(data.test()).nan_to_num(-100)
+    ours, right = (scores_NI.gather(1, (one.lists_NK - 1).clamp(min=0)) for one in (blocks, dense))
+    known = torch.arange(len(scores_NI)) != 5
+    assert torch.equal(ours[known], right[known])
 
 
 def test_baselines_are_what_counting_by_hand_gives() -> None:

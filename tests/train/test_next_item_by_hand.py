@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_next_item import SEQUENCES, data_of
+from next_item_logs import SEQUENCES, data_of
 
 from recperf.data.next_item import NextItemData, Targets
 from recperf.train import next_item

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from recperf.errors import GateFailed
+from recperf.train import watch
 from recperf.train.loop import Position
-from recperf.train.watch import LossLog, Minutes, either, every, never
+from recperf.train.watch import LossLog, Minutes, StepTimer, either, every, never
 
 
 def test_losses_are_logged_in_groups_and_none_is_lost() -> None:
@@ -21,6 +22,23 @@ def test_losses_are_logged_in_groups_and_none_is_lost() -> None:
     assert [event["step"] for event in emitted] == [1, 2, 3, 4]
     log.flush()
     assert [event["loss"] for event in emitted] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_times_of_steps_are_held_for_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LONGEST", 10)
+    emitted: list[dict[str, Any]] = []
+    timer = StepTimer(emit=lambda kind, **fields: emitted.append(fields), seed=1, expected=40, sync=None, alone=True)
+    timer.before_epoch()
+    for step in range(1, 41):
+        timer.before_step()
+        timer.after_step(Position(step=step), 3)
+    with timer.aside("evaluation", Position(step=40)):
+        pass
+    assert [(one["part"], one.get("steps"), len(one.get("step_ms", []))) for one in emitted] == [
+        ("warmup", 8, 0), ("steady", 10, 10), ("steady", 10, 10), ("steady", 10, 10), ("steady", 2, 2),
+        ("evaluation", None, 0),
+    ]  # fmt: skip
+    assert sum(one.get("samples", 0) for one in emitted) == 120
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

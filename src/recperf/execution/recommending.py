@@ -173,9 +173,12 @@ def likely_logits(model: TrainedModel, user: Any, meeting_I: Tensor, k: int, see
 
 def highest(scores_UI: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scores, items, ranks from 1 on, and users of the k highest scores of each user; -inf is left out."""
-    sorted_UI, order_UI = scores_UI.sort(dim=1, descending=True, stable=True)
-    scores_UK, items_UK = sorted_UI[:, :k], order_UI[:, :k]
-    there_UK = scores_UK > -torch.inf
-    users_UK = torch.arange(len(scores_UI))[:, None].expand_as(there_UK)
-    ranks_UK = torch.arange(1, scores_UK.shape[1] + 1).expand_as(there_UK)
-    return scores_UK[there_UK], items_UK[there_UK], ranks_UK[there_UK], users_UK[there_UK]
+    # Those that are as high as the k-th, which may be more: a small part of a large catalogue is sorted.
+    least_U1 = scores_UI.topk(min(k, scores_UI.shape[1]), dim=1)[0][:, -1:]
+    users_N, items_N = ((scores_UI >= least_U1) & (scores_UI > -torch.inf)).nonzero(as_tuple=True)
+    scores_N, order_N = scores_UI[users_N, items_N].sort(descending=True, stable=True)
+    users_N, by_user_N = users_N[order_N].sort(stable=True)
+    ranks_N = torch.arange(1, len(users_N) + 1) - torch.searchsorted(users_N, users_N)
+    first_N = ranks_N <= k
+    order_N = order_N[by_user_N]
+    return scores_N[by_user_N][first_N], items_N[order_N][first_N], ranks_N[first_N], users_N[first_N]

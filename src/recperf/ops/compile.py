@@ -161,7 +161,8 @@ class _CompilerFailed(Exception):
 def _key(compiler: str, source: Path) -> str:
     """A digest of everything that determines the compiled file."""
     flags = " ".join((*FLAGS, *extra_flags, "digest with name"))
-    return hashlib.sha256(source.read_bytes() + flags.encode() + _target(compiler)).hexdigest()[:16]
+    files = b"".join(file.read_bytes() for file in (source, *sorted(Path(__file__).parent.glob("*.h"))))
+    return hashlib.sha256(files + flags.encode() + _target(compiler)).hexdigest()[:16]
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data.next_item import NextItemData, Targets
+from ..ops.catalogue_softmax import Masks
+from ..ops.catalogue_softmax import top as highest
 from ..stop import poll
 from .ranking import REPEATS, TOP, RecentShares, gains, repeated_share
 
@@ -30,6 +32,21 @@ Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Scorer = Callable[[Targets], Tensor]
 """Scores of items 1 and up for the history before each target, a row for each, on any device."""
+TOGETHER = 4096
+"""Targets whose items are ranked at a time by products of vectors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """A scorer whose scores are products of two vectors: those of all items are never held."""
+
+    users: Callable[[Targets], Tensor]
+    """The vectors of users before some targets."""
+    items_ID: Tensor
+    """The vectors of items 1 and up."""
+
+    def __call__(self, targets: Targets) -> Tensor:
+        return self.users(targets) @ self.items_ID.t()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +68,17 @@ def rank(data: NextItemData, targets: Targets, score: Scorer, *, seen: Seen | No
     """Rank all items for each target. Items with the score of the target count as ranked before it, and so do NaNs; a
     target that is left out because its user has met it comes last."""
     seen = seen or seen_by_default(data)
-    together = max(1, SCORES // max(1, data.items))
-    ranks, lists = [torch.zeros(0, dtype=torch.int64)], [torch.zeros((0, min(top, data.items)), dtype=torch.int64)]
+    most = min(top, data.items)
+    together = TOGETHER if isinstance(score, Products) else max(1, SCORES // max(1, data.items))
+    ranks, lists = [torch.zeros(0, dtype=torch.int64)], [torch.zeros((0, most), dtype=torch.int64)]
     for first in range(0, len(targets), together):
         poll()
         part = Targets(targets.users_N[first : first + together], targets.positions_N[first : first + together])
+        if isinstance(score, Products):
+            ranks_B, items_BK = _ranked_by_blocks(data, part, score, most, left_out=seen == "left-out")
+            ranks.append(ranks_B)
+            lists.append(items_BK)
+            continue
         scores_BI = score(part)
         if seen == "left-out":
             rows_P, events_P = histories(data, part)
@@ -64,9 +87,25 @@ def rank(data: NextItemData, targets: Targets, score: Scorer, *, seen: Seen | No
         targets_B = torch.from_numpy(data.items_E[part.positions_N].astype(np.int64)).to(scores_BI.device) - 1
         own_B1 = scores_BI.gather(1, targets_B[:, None])
         ranks.append((data.items - (scores_BI < own_B1).sum(1)).cpu())
-        scores_BK, columns_BK = scores_BI.topk(min(top, data.items), dim=1)
+        scores_BK, columns_BK = scores_BI.topk(most, dim=1)
         lists.append(torch.where(scores_BK > -torch.inf, columns_BK + 1, 0).cpu())
     return Ranked(torch.cat(ranks), torch.cat(lists), seen)
+
+
+def _ranked_by_blocks(
+    data: NextItemData, targets: Targets, score: Products, most: int, *, left_out: bool
+) -> tuple[Tensor, Tensor]:
+    """The rank of each target, and the items with the highest scores."""
+    users_BD, device, masks = score.users(targets), score.items_ID.device, None
+    if left_out:
+        rows_P, events_P = histories(data, targets)
+        offsets_B1 = np.append(0, np.bincount(rows_P, minlength=len(targets)).cumsum())
+        columns_P = data.items_E[events_P].astype(np.int64) - 1
+        masks = Masks(*(torch.from_numpy(array).to(device) for array in (offsets_B1, columns_P)))
+    targets_B = torch.from_numpy(data.items_E[targets.positions_N].astype(np.int64) - 1).to(device)
+    _, columns_BK, reached_B = highest(users_BD, score.items_ID, most, masks=masks, targets_T=targets_B)
+    assert reached_B is not None
+    return reached_B.cpu(), (columns_BK + 1).cpu()
 
 
 def histories(data: NextItemData, targets: Targets, last: int | None = None) -> tuple[Longs, Longs]:

@@ -25,6 +25,9 @@ from ..stop import reached
 from ..tasks import Task
 from .loop import Position, Recipe, RecordNorm
 
+LONGEST = 10_000
+"""Steps of a stretch of training, at most: the times of all of its steps are held until it ends."""
+
 
 class Emit(Protocol):
     def __call__(self, kind: str, **fields: Any) -> None: ...
@@ -35,7 +38,7 @@ class StepTimer:
     """Logs a `timing` event for every stretch of training, evaluation and save; `runs/speed.py` adds them up.
 
     A stretch of training begins with the shuffling of an epoch, at the end of the warm-up or after an evaluation or
-    save, and ends with the next of these.
+    save, and ends with the next of these, or after LONGEST steps.
     """
 
     emit: Emit
@@ -78,8 +81,8 @@ class StepTimer:
         self.steps += 1
         self._samples += samples
         self._batch = max(self._batch, samples)
-        if self.steps == self.warmup:
-            self._end(position, "warmup")
+        if self.steps == self.warmup or self.steps - self._first >= LONGEST:
+            self._end(position, "warmup" if self.steps == self.warmup else "steady")
             self._begin()
 
     @contextmanager

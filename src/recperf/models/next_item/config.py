@@ -20,6 +20,9 @@ FULL_SOFTMAX_ITEMS = 40_000
 """Catalogues of at most this many items are scored whole at every position."""
 FEED_FORWARD = 4
 """Width of a transformer's feed-forward layer over that of a token."""
+CHUNK = 1 << 20
+"""Scores of a step that the full loss holds at once on a CPU, with the gradients of all. Of more it holds none, and
+computes the gradients of the items in the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +107,11 @@ class NextItemConfig:
 
 
 def step(
-    model: NextItemConfig, tokens: int, pairs: int, unique: int, *, rule: TableRule | None = None
+    model: NextItemConfig, tokens: int, pairs: int, unique: int, *, rule: TableRule | None = None, gpu: bool = False
 ) -> dict[str, Cost]:
     """Work of a training step on `tokens` positions that see `pairs` items, by span; `unique` items are distinct.
-    `rule`: how the rows of items that a step uses are updated; None: all are, with the rest."""
+    `rule`: how the rows of items that a step uses are updated; None: all are, with the rest. `gpu`: the full loss holds
+    its scores in parts."""
     dim, width, blocks = model.dim, model.width, model.blocks
     values = FLOAT * tokens
     forward = {
@@ -126,9 +130,12 @@ def step(
             "stu_input": Cost(blocks * 8 * tokens * dim * width, blocks * values * (dim + 4 * width)),
             "stu_output": Cost(blocks * 2 * tokens * width * dim, blocks * values * (2 * width + 2 * dim)),
         }
-    # The loss computes its gradient with its value: three products with the candidates.
+    # The loss computes gradients with its value: three products with the candidates, or two and the third later.
     candidates = min(model.candidates, model.items)
-    scored = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim)
+    scored, later = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim), Cost()
+    if model.full_softmax and not gpu and tokens * candidates > CHUNK:
+        scored = Cost(4 * tokens * candidates * dim, 2 * values * dim + FLOAT * candidates * dim)
+        later = Cost(2 * tokens * candidates * dim, values * dim + 2 * FLOAT * candidates * dim)
     dense = sum(model.part_parameters.values())
     parameters = model.table_parameters + dense
     update = {"update": Cost(12 * parameters, 7 * FLOAT * parameters)}
@@ -140,7 +147,7 @@ def step(
     return {
         **forward,
         "softmax": scored,
-        "backward": sum((Cost(2 * cost.flops, 2 * cost.bytes) for cost in forward.values()), Cost()),
+        "backward": sum((Cost(2 * cost.flops, 2 * cost.bytes) for cost in forward.values()), later),
         **update,
     }
 

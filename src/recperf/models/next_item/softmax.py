@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.catalogue_softmax import softmax_loss
+from .config import CHUNK
+
 SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Scores held at a time: on a CPU few enough for its caches."""
 MOST = 60.0
@@ -22,6 +25,10 @@ def full_loss(
 ) -> Tensor:  # fmt: skip
     """The mean over positions of -log softmax(users . items / temperature) at the target, a row of the items; with
     `weights_T` the weighted sum. `bounded`: no product is above 1."""
+    if users_TD.device.type == "cpu" and len(users_TD) * len(items_KD) > CHUNK:
+        return softmax_loss(
+            users_TD, items_KD, targets_T, temperature=temperature, bounded=bounded, weights_T=weights_T
+        )
     loss: Tensor = _Softmax.apply(users_TD, items_KD, targets_T, None, None, weights_T, temperature, bounded)  # type: ignore[no-untyped-call]
     return loss
 

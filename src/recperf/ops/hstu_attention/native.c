@@ -10,33 +10,14 @@
  *
  * A row is one thread's alone and its sums have one order, so that threads do not change a bit. */
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#elif defined(__FMA__)
-#include <immintrin.h>
-#endif
+#include "../vectors.h"
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
 #define TILE 16
 #define PIECES (TILE / LANES)
 #define QUERIES 4
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-#define ALWAYS static inline __attribute__((always_inline))
-/* Inner loops are functions of their own: inlined into a larger one, their sums do not stay in registers. */
-#define APART static __attribute__((noinline))
 
 typedef struct {
     int64_t heads, qk, width;
@@ -60,23 +41,6 @@ typedef struct {
 } Row;
 
 static int64_t padded(int64_t count) { return (count + TILE - 1) / TILE * TILE; }
-
-/* The number in every lane: subtracting 0 changes none, and compilers leave it out. */
-ALWAYS vec spread(float value) { return value - (vec){0}; }
-
-/* a * b + c, rounded once where `fused` says so and the processor can. */
-ALWAYS vec mul_add(vec a, vec b, vec c, int fused) {
-#if defined(__aarch64__)
-    if (fused) return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#elif defined(__AVX512F__)
-    if (fused) return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    if (fused) return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#endif
-    return a * b + c;
-}
-
-ALWAYS vec blend(ivec which, vec yes, vec no) { return (vec)(((ivec)yes & which) | ((ivec)no & ~which)); }
 
 /* e^x for x in -87..88, beyond which it stays; NaN stays NaN. Good to 2 units in the last place. */
 ALWAYS vec exponential(vec x, int fused) {

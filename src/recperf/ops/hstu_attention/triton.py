@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..gpu import on_nvidia, precision, roomy, tf32
 from ..operators import operator
 from . import reference
 from .kernels import attend, attend_last, grad_keys, grad_last, grad_queries
@@ -65,14 +65,6 @@ def backward_tiles(width: int, itemsize: int, roomy: bool) -> Tiles:
     return Tiles(64, 128, 8, 2) if width <= 128 else Tiles(64, 64, 8, 2)
 
 
-@functools.cache
-def _roomy(device: torch.device) -> bool:
-    """Whether a program may have 200 KiB of shared memory, as on Hopper and after, and in the interpreter."""
-    if device.type != "cuda":
-        return True
-    return bool(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 << 10)
-
-
 def last_keys(width: int) -> int:
     """Keys a program of the last token holds at a time."""
     return max(16, 4096 // width)
@@ -92,7 +84,7 @@ def forward(
         return reference.forward(q_THA, k_THA, v_THV, offsets_B1, mask, bias)
     out_THV = torch.empty(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
     itemsize = q_THA.element_size() if bias is None else SHORT
-    shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), itemsize, _roomy(q_THA.device))
+    shape, tiles = _shape(q_THA, v_THV), forward_tiles(_width(q_THA, v_THV), itemsize, roomy(q_THA.device))
     grid, cut = _cut(q_THA, v_THV, offsets_B1, mask, tiles.queries)
     if grid[0]:
         q, k, v = _near(q_THA), _near(k_THA), _near(v_THV)
@@ -139,7 +131,7 @@ def _backward(
     dq, dk, dv = into or _room(q_THA, k_THA, v_THV)
     grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
     sum_q = dq if deterministic else torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    tiles = backward_tiles(_width(q, v), q.element_size(), _roomy(q.device))
+    tiles = backward_tiles(_width(q, v), q.element_size(), roomy(q.device))
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.keys)
     if not grid[0]:
         return dq, dk, dv
@@ -173,7 +165,7 @@ def backward_biased(
         return reference.backward_biased(grad_THV, q_THA, k_THA, v_THV, offsets_B1, mask, bias)
     dq, dk, dv = _room(q_THA, k_THA, v_THV)
     grad, q, k, v = _near(grad_THV.to(v_THV.dtype)), _near(q_THA), _near(k_THA), _near(v_THV)
-    tiles = backward_tiles(_width(q, v), SHORT, _roomy(q.device))
+    tiles = backward_tiles(_width(q, v), SHORT, roomy(q.device))
     buckets = 0 if bias.buckets_K is None else len(bias.buckets_K)
     grid, cut = _cut(q, v, offsets_B1, mask, tiles.keys)
     if grid[0]:
@@ -300,31 +292,15 @@ def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
 
 def _tanh(q: Tensor) -> bool:
     """Whether the hardware's tanh, good to 11 bits, may serve: not for float32."""
-    return _nvidia(q) and q.dtype != torch.float32
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _nvidia(q: Tensor) -> bool:
-    return q.device.type == "cuda" and torch.version.hip is None and not _interpreted()
-
-
-def _precision(q: Tensor) -> str:
-    """Of products. Float32 is never rounded to TF32: where there are such units, three of their products make one of
-    ours, good to 21 bits; plain instructions would do the same at a fraction of the rate and take minutes to compile.
-    """
-    if q.dtype == torch.float32 and _nvidia(q):
-        return "tf32x3"
-    return "wide" if q.dtype == torch.bfloat16 and _interpreted() else "ieee"
+    return on_nvidia(q) and q.dtype != torch.float32
 
 
 def _tile_options(tiles: Tiles, q: Tensor, bias: RelativeBias | None = None) -> dict[str, Any]:
     sizes = {"QUERIES": tiles.queries, "KEYS": tiles.keys, "STAGES": tiles.stages, "num_warps": tiles.warps}
     buckets = 0 if bias is None or bias.buckets_K is None else len(bias.buckets_K)
-    precision = "tf32" if bias is not None and q.dtype == torch.float32 and _tf32(q) else _precision(q)
-    return sizes | {"K": buckets, "TANH": _tanh(q), "PRECISION": precision}
+    # A bias follows torch's own setting.
+    exact = precision(q, rounded=bias is not None and tf32(q))
+    return sizes | {"K": buckets, "TANH": _tanh(q), "PRECISION": exact}
 
 
 def _bias(bias: RelativeBias | None) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
@@ -341,14 +317,9 @@ def _bias(bias: RelativeBias | None) -> tuple[Tensor | None, tuple[Tensor, ...] 
 def _sums(q: Tensor, buckets: int) -> dict[str, Any]:
     """How gradients are added up by bucket: rows of 16, and the precision of what is added."""
     half = q.dtype != torch.float32
-    precise = "tf32" if half or _tf32(q) else "tf32x3"
+    precise = "tf32" if half or tf32(q) else "tf32x3"
     high = max(16, int(triton.next_power_of_2(triton.cdiv(buckets, 16))))
-    return {"HIGH": high, "SUMMED": precise if _nvidia(q) else "ieee"}
-
-
-def _tf32(q: Tensor) -> bool:
-    """Whether products of float32 may be rounded to TF32: torch's own setting, which a bias follows."""
-    return _nvidia(q) and torch.backends.cuda.matmul.allow_tf32
+    return {"HIGH": high, "SUMMED": precise if on_nvidia(q) else "ieee"}
 
 
 def _last_options(q: Tensor, v: Tensor) -> dict[str, Any]:

@@ -133,7 +133,8 @@ class PreparedSequences(RankedSequences):
     def step_cost(self, batch: SequenceBatch | WindowBatch, ids: int, unique: int) -> dict[str, Cost]:
         lengths_B = batch.lengths_B
         pairs = int((lengths_B * (lengths_B + 1) // 2).sum())
-        return step(self.config.model, int(lengths_B.sum()), pairs, unique, rule=self.config.rule)
+        tokens, gpu = int(lengths_B.sum()), self.settings.device.type == "cuda"
+        return step(self.config.model, tokens, pairs, unique, rule=self.config.rule, gpu=gpu)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -194,6 +195,10 @@ class SequenceTrial(RankedTrial):
 
     def last(self, batch: SequenceBatch) -> Tensor:
         return self.model.last(batch)
+
+    @property
+    def by_products(self) -> bool:
+        return self.model.counting is None
 
     def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
         return products_BI if self.model.counting is None else self.model.scored(products_BI, batch)

@@ -234,11 +234,12 @@ def resolve(config: NextItemRunConfig) -> NextItemRunConfig:
 def estimate(config: NextItemRunConfig) -> Estimate:
     """Counts a step whose sequences all have the maximum length."""
     model, batch = config.model, config.train.batch_size
-    tokens = batch * model.max_length
+    tokens, gpu = batch * model.max_length, has_gpu(config.train.device)
+    pairs, unique = tokens * (model.max_length + 1) // 2, min(tokens, model.items)
     return Estimate(
         parameters={"items": model.table_parameters, **model.part_parameters},
         table_bytes=FLOAT * model.table_parameters,
-        step=step(model, tokens, tokens * (model.max_length + 1) // 2, min(tokens, model.items), rule=config.rule),
+        step=step(model, tokens, pairs, unique, rule=config.rule, gpu=gpu),
         memory=memory(model, batch, rule=config.rule),
         state_bytes=FLOAT * (model.items + 1) * RULES.get(config.optimizer, RULES["adam"]).state_width(model.dim),
         table_rows=model.items + 1,

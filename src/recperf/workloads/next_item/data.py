@@ -7,7 +7,7 @@ Shapes: N targets, I items, B histories, D width.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -29,7 +29,7 @@ from ...train.baselines import Rules
 from ...train.factor_items import factor_baseline
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
-from ...train.next_item import Ranked, Scorer, Seen, baselines, item_counts, rank, seen_by_default
+from ...train.next_item import Products, Ranked, Scorer, Seen, baselines, item_counts, rank, seen_by_default
 from ...train.ranking import list_quality
 from .config import SequencesConfig
 
@@ -175,13 +175,19 @@ class RankedTrial(Trial):
     @torch.no_grad()
     def score(self, targets: Targets, vectors_ID: Tensor | None = None) -> Tensor:
         """Scores of all items, by their vectors, for the history before each target."""
-        prepared, parts, vectors_ID = self.prepared, [], self.item_vectors() if vectors_ID is None else vectors_ID
-        for batch in histories(
-            prepared.sequences.data, prepared.events, targets, length=prepared.length, batch_size=SCORING_BATCH
-        ):
+        vectors_ID = self.item_vectors() if vectors_ID is None else vectors_ID
+        return torch.cat([self.scored(self.last(batch) @ vectors_ID.t(), batch) for batch in self._histories(targets)])
+
+    @torch.no_grad()
+    def vectors(self, targets: Targets) -> Tensor:
+        """The vectors of users before some targets."""
+        return torch.cat([self.last(batch) for batch in self._histories(targets)])
+
+    def _histories(self, targets: Targets) -> Iterator[SequenceBatch]:
+        data, events, length = self.prepared.sequences.data, self.prepared.events, self.prepared.length
+        for batch in histories(data, events, targets, length=length, batch_size=SCORING_BATCH):
             poll()
-            parts.append(self.scored(self.last(batch) @ vectors_ID.t(), batch))
-        return torch.cat(parts)
+            yield batch
 
     def recommender(self) -> Callable[[int], Tensor]:
         test, vectors_ID = self.prepared.sequences.test, self.item_vectors()
@@ -192,8 +198,13 @@ class RankedTrial(Trial):
 
         return score
 
+    @property
+    def by_products(self) -> bool:
+        """Whether items are ranked by the products of the vectors of users and items alone."""
+        return True
+
     def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
-        """What items are ranked by, from the products of the vectors of users and items."""
+        """What items are ranked by, from these products."""
         return products_BI
 
     @torch.no_grad()
@@ -202,7 +213,9 @@ class RankedTrial(Trial):
         vectors_ID, world = self.item_vectors(), current()
         parts = stride(len(targets), world.size)
         own = Targets(targets.users_N[parts[world.rank]], targets.positions_N[parts[world.rank]])
-        ranked = self.prepared.ranks(own, lambda part: self.score(part, vectors_ID))
+        by_products = Products(self.vectors, vectors_ID)
+        scorer: Scorer = by_products if self.by_products else lambda part: self.score(part, vectors_ID)
+        ranked = self.prepared.ranks(own, scorer)
         order_N = torch.from_numpy(np.argsort(np.concatenate(parts)))
         gathered = zip(*world.all_gather((ranked.ranks_N, ranked.lists_NK)))
         ranks_N, lists_NK = (torch.cat(columns)[order_N] for columns in gathered)
