@@ -16,9 +16,13 @@ from recperf.data.next_item_batches import EventsOnDevice, SequenceBatch, histor
 from recperf.models.next_item.counting import SMALLEST, Counting
 from recperf.train import counting as fitting
 from recperf.train.counting import COUNTS, FACT_PULL, PULL, Candidates, counted, fit, take_over
-from recperf.train.next_item import ItemToItem, RecentPopularity, baselines, rank
+from recperf.train.next_item import ItemToItem, RecentPopularity, Scorer, baselines, rank
 
 CPU = torch.device("cpu")
+
+
+def fitted(data: NextItemData) -> dict[str, Scorer]:
+    return {name: make() for name, make in baselines(data).items()}
 
 
 def drawn(users: int = 40, items: int = 30, seed: int = 1, *, times: bool = True) -> NextItemData:
@@ -45,7 +49,7 @@ def test_counted_parts_are_logarithms_of_shares(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fitting, "ENTRIES", 0)
     monkeypatch.setattr(fitting, "BLOCK", 7)
     data = drawn()
-    scorers, test = baselines(data), data.test()
+    scorers, test = fitted(data), data.test()
     counting, batch = counted(data, scorers, "kept"), batch_of(data, test)
     assert counting.parts == ("model", "follows", "alike", "popularity", "recent", "own")
     history_BL, pasts = batch.newest(batch.longest), before(data, test)
@@ -84,7 +88,7 @@ def test_counted_parts_are_logarithms_of_shares(monkeypatch: pytest.MonkeyPatch)
 
 def test_fewer_moments_of_recent_popularity_come_before_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     data = drawn()
-    scorers, test = baselines(data), data.test()
+    scorers, test = fitted(data), data.test()
     monkeypatch.setattr(fitting, "MOMENTS", 4 * data.items)
     counting, batch = counted(data, scorers, "left-out"), batch_of(data, test)
     recent: Any = scorers["recent_popularity"]
@@ -111,7 +115,7 @@ def scored(data: NextItemData, targets: Targets, seed: int, skill: float) -> tor
 def test_weights_are_those_of_the_likeliest_targets_and_rank_all_items() -> None:
     data = drawn(users=80, times=False)
     validation = data.validation()
-    counting, logits_NI = counted(data, baselines(data), "left-out"), scored(data, validation, 2, 1.0)
+    counting, logits_NI = counted(data, fitted(data), "left-out"), scored(data, validation, 2, 1.0)
     batch = batch_of(data, validation)
     found: list[Candidates] = []
 
@@ -179,18 +183,18 @@ def test_weights_are_those_of_the_likeliest_targets_and_rank_all_items() -> None
 def test_what_surely_ranks_validation_targets_better_counts(skill: float, best: str) -> None:
     data = drawn(users=60)
     validation = data.validation()
-    counting, logits_NI = counted(data, baselines(data), "kept"), scored(data, validation, 3, skill)
+    counting, logits_NI = counted(data, fitted(data), "kept"), scored(data, validation, 3, skill)
     known = fit(
         counting, lambda: Candidates.of(counting, data, [(validation, logits_NI, batch_of(data, validation))], "kept")
     )
     assert known["both"] >= known[best] > known[{"model": COUNTS, COUNTS: "model"}[best]]
-    for name, scorer in baselines(data).items():
+    for name, scorer in fitted(data).items():
         assert known[COUNTS] >= rank(data, validation, scorer, seen="kept").metrics()["ndcg_10"] - 1e-9, name
 
 
 def test_the_tables_of_a_checkpoint_have_any_size() -> None:
     data = drawn()
-    counting, other = counted(data, baselines(data), "kept"), Counting(recent=True, own=True, started=False)
+    counting, other = counted(data, fitted(data), "kept"), Counting(recent=True, own=True, started=False)
     other.load_state_dict(counting.state_dict())
     batch = batch_of(data, data.test())
     logits_NI = scored(data, data.test(), 4, 1.0)
@@ -202,7 +206,7 @@ def test_the_tables_of_a_checkpoint_have_any_size() -> None:
 def test_counts_of_an_earlier_run_go_on_by_the_numbers_of_items() -> None:
     """Items 1, 2 and 3 of the earlier data are 4, 1 and none of the new; what that run took over itself counts too."""
     data = drawn(items=5)
-    counting = counted(data, baselines(data), "left-out", started=True)
+    counting = counted(data, fitted(data), "left-out", started=True)
     assert counting.counted("earlier", torch.tensor([[4, 1]]), batch_of(data, data.test())).tolist() == [[0.0] * 5]
     saved = {
         "counting.follows.offsets_I1": torch.tensor([0, 2, 3, 3]),

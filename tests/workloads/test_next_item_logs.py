@@ -133,8 +133,8 @@ def margins(name: str, epochs: int) -> dict[str, tuple[float, float]]:
         assert ranks_N is not None
         own_N = gains(ranks_N - 1, ranks_N * 0)["ndcg_10"]
         found = {}
-        for rule, scorer in prepared.baselines.items():
-            theirs_N = prepared.ranks(prepared.sequences.test, scorer).ranks_N
+        for rule, make in prepared.baselines.items():
+            theirs_N = prepared.ranks(prepared.sequences.test, make()).ranks_N
             more_N = own_N - gains(theirs_N - 1, theirs_N * 0)["ndcg_10"]
             found[rule] = float(more_N.mean()), INTERVAL * float(more_N.std()) / len(more_N) ** 0.5
     return found
