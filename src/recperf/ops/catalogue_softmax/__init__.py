@@ -223,8 +223,8 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _body(impl: Name, users_TD: Tensor) -> ModuleType:
-    """The implementation. Kernels do not compute float64. That of a GPU, compared in Triton's interpreter only, is used on
-    request."""
+    """The implementation. Kernels do not compute float64, and that of a GPU, compared in Triton's interpreter only, is
+    used on request."""
     plain = users_TD.dtype == torch.float64 or users_TD.is_cuda
     return choose("reference" if impl == "auto" and plain else impl, users_TD.device)[0]
 
