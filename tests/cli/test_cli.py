@@ -104,7 +104,7 @@ def test_a_run_leaves_everything(call, tmp_path: Path) -> None:
     assert code == 0
     result = json.loads(out)
     assert result == json.loads((tmp_path / "r" / "result.json").read_text())
-    assert "1 epoch in" in err
+    assert " · 1 epoch" in err
     assert result["data"]["synthetic"] is True
     assert "(synthetic)" in err
     assert sum(result["performance"]["budget"].values()) == pytest.approx(1)
@@ -131,7 +131,7 @@ def test_a_config_goes_round(call, tmp_path: Path) -> None:
 def test_a_missed_target_is_a_failed_gate(call) -> None:
     code, out, err = call(*QUICK, "--run-dir", "r", "--target.auc", "0.99")
     assert code == 5
-    assert "target missed" in out.splitlines()[1]
+    assert " · target missed" in out
     assert err == "error: the target was missed: AUC at least 0.99\n"
     assert json.loads(Path("r/result.json").read_text())["quality"]["met"] is False
 

@@ -26,10 +26,10 @@ from recperf.data.rows.imported import ImportedClicks
 from recperf.data.split.record import Split
 from recperf.jsonfile import require
 from recperf.tasks import NEXT_ITEM
-from recperf.workloads import dlrm, dlrm_v4, hstu, micro_dlrm
+from recperf.workloads import dlrm, dlrm_v4, micro_dlrm, next_item
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm_v4.build import PreparedHistories
-from recperf.workloads.hstu.data import SequenceSource
+from recperf.workloads.next_item.data import SequenceSource
 from recperf.workloads.micro_dlrm.build import PreparedClicks
 from recperf.workloads.torch_module import KINDS
 from recperf.workloads.torch_module.clicks import clicks_of
@@ -207,7 +207,7 @@ def held_out_of(facts: dict[str, Any]) -> Split:
 def next_items(dataset: Dataset, wanted: Expected, numbers: Numbers) -> Iterator[SequenceSource]:
     """hstu, and a torch module that ranks items."""
     module = KINDS[NEXT_ITEM.name]
-    configs = [hstu.config.on_events(hstu.config.default(), dataset).data]
+    configs = [next_item.hstu.on_events(next_item.hstu.default(), dataset).data]
     configs.append(module.resolve(module.datasets["events"](module.config(), dataset)).data)
     for config in configs:
         source = SequenceSource(config)

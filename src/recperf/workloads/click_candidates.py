@@ -26,11 +26,11 @@ from ..execution.workload import ScoredRows
 from ..train.baselines import MOST_TRAINING_ROWS, ClickRule, FeatureRows, Rules, click_rules
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
-from ..train.row_histories import TrainingRows, by_history
 
 if TYPE_CHECKING:
     from ..data.rows.clicks import Clicks
     from ..data.rows.imported import ImportedClicks
+    from ..train.row_histories import TrainingRows
 
     ClickRows = ImportedClicks | Clicks
 
@@ -120,6 +120,8 @@ class ClickCatalogue:
     @cached_property
     def sequences(self) -> TrainingRows:
         """The items that users took in training rows, in the order of time or, without times, of the rows."""
+        from ..train.row_histories import TrainingRows
+
         taken_N = self._taken_N
         return TrainingRows.of(
             self.users_N[taken_N],
@@ -138,6 +140,8 @@ class ClickCatalogue:
 
     def rules(self) -> Rules[Scorer]:
         """Counts and biases, then what ranks items by those that a user took."""
+        from ..train.row_histories import by_history
+
         simple = item_rules(self.users_N, self.items_N, self.labels_N, len(self.rows_I), self.valid_users_N)
         return Rules.of(simple) | by_history(self.sequences, self.valid_users_N)
 

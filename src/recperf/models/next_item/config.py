@@ -38,8 +38,7 @@ class NextItemConfig:
     """Values of all features of the items, and one for none: rows of a table whose sum is added to the embeddings of
     the items that have them. As many as the data has; 0: the items have no features."""
     dim: int = 50
-    """Width of an item's embedding and of a token; of this and the next three fields 0 means what suits data of your
-    own and the device."""
+    """Width of an item's embedding; 0, here and in the next three fields: by the data."""
     blocks: int = 8
     """Number of blocks."""
     heads: int = 2
