@@ -40,8 +40,8 @@ from recperf.train import baselines
 measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = 0.0
 measuring.ROUNDS = 2
 baselines._MOST_TREES = 60
-from recperf.workloads.hstu import config
-config.training_for = lambda data: {"batch_size": 16, "epochs": 4, "patience": 2}
+from recperf.workloads.next_item import hstu
+hstu.training_for = lambda data: {"batch_size": 16, "epochs": 4, "patience": 2}
 sys.exit(main(sys.argv[1:]))
 """
 """A command that trains few epochs and measures steps only for a moment."""

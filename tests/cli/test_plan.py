@@ -15,6 +15,8 @@ from msgspec import convert
 from recperf import locations
 from recperf.cli import run
 from recperf.cli.options import choose, read_options
+from recperf.data.known.yambda import synthesize
+from recperf.data.known.yambda.yambda_like import of_size
 from recperf.planning.report import report_of
 from recperf.planning.summary import Plan
 from recperf.runs.report.blocks import render
@@ -46,7 +48,7 @@ def test_what_a_plan_suggests_is_a_command_that_run_understands(call: Call, opti
     plan = as_json(call, "dlrm-v4", *options.split())
     commands = re.findall(r"recperf run (dlrm-v4 .+)", render(report_of(convert(plan, Plan))))
     assert commands
-    (locations.dataset_folder("yambda-5b") / "store").mkdir(parents=True)
+    synthesize.write_store(of_size(3_000), locations.dataset_folder("yambda-5b") / "store")
     for command in [*commands, *(f"{commands[0]} {one['options']}" for one in plan["advice"]["changes"])]:
         assert command.count("--distributed.sharding") < 2
         assert ("--data yambda-5b" in command) == ("--preset gpu" not in options)

@@ -29,8 +29,8 @@ from recperf.tasks import NEXT_ITEM
 from recperf.workloads import dlrm, dlrm_v4, micro_dlrm, next_item
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm_v4.build import PreparedHistories
-from recperf.workloads.next_item.data import SequenceSource
 from recperf.workloads.micro_dlrm.build import PreparedClicks
+from recperf.workloads.next_item.data import SequenceSource
 from recperf.workloads.torch_module import KINDS
 from recperf.workloads.torch_module.clicks import clicks_of
 
