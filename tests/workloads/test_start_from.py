@@ -262,7 +262,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_line(
         ("dlrm", "--start.run", run, *new): "run is a run of hstu, whose weights dlrm cannot start from",
         ("--start-from", run, *new, "--data.split", "leave-one-out"): "data.split is leave-one-out, that of run time",
         ("--start-from", run, *new, "--distributed.all-to-all", "fp16"): "distributed.all_to_all",
-        ("--start-from", run, *new): "the tables of run, 37.5 KiB, do not fit into memory: 1.0 KiB are free",
+        ("--start-from", run, *new): "the tables of run, 35.7 KiB, do not fit into memory: 1.0 KiB are free",
     }
     for arguments, message in refused.items():
         if "tables" in message:
