@@ -167,7 +167,7 @@ def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.
 
 
 def test_it_is_better_after_few_steps_and_resumes_without_the_other_run(folder: Path) -> None:
-    few = ("--train.max-steps", "3", "--model.counts", "off", "--target.beat", "none", *TRAIN)
+    few = ("--train.max-steps", "3", "--model.counts", "off", "--target.beat", "popularity", *TRAIN)
     run = start(folder, "next", *few)
     scratch = ["run", "--config", str(folder / "run"), "--data", str(folder / "new"), *few]
     assert main([*scratch, "--run-dir", str(folder / "scratch")]) == 0
