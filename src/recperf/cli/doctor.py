@@ -175,7 +175,7 @@ def writable(name: str, folder: Path, fix: str) -> Diagnosis:
 PACKAGES = {
     "triton": (("triton",), "GPU kernels need it", "pip install triton"),
     "pooch": (("pooch",), "recperf data get needs it", "pip install pooch"),
-    "pages": (("matplotlib", "jinja2"), "pages need it", "pip install matplotlib jinja2"),
+    "pages": (("jinja2",), "pages need it", "pip install jinja2"),
     "data": (("pyarrow", "duckdb"), "imports of files need it", "pip install pyarrow duckdb"),
     "downloads": (("huggingface_hub",), "recperf data get needs it for events", "pip install 'recperf[data]'"),
     "mlperf": (("mlperf_logging",), "recperf mlperf needs it", "pip install 'recperf[mlperf]'"),

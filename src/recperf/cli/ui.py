@@ -30,10 +30,8 @@ def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf ui", description=DESCRIPTION)
     if not options.folder.is_dir():
         raise DataError("there is no such folder", where={"folder": options.folder}, fix="recperf run makes one: runs/")
-    from ..runs.report.page import require_matplotlib
     from ..runs.ui import HOST, server
 
-    require_matplotlib()
     try:
         running = server(options.folder, options.port)
     except (OSError, OverflowError) as error:

@@ -11,7 +11,7 @@ from ..measure.limit_kinds import LIMITS
 from ..runs.report.blocks import Block, Cell, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from ..runs.report.charts import BarPart, stacked
 from ..runs.report.formats import NONE
-from ..runs.report.page import EXTRA, FAMILIES
+from ..runs.report.svg import EXTRA, FAMILIES
 from ..units import WIDEST_RANGE, digits, number, size, time, times, too_wide
 from .memory import Memory
 from .predict import PARTS, Band, PredictedStep
@@ -41,7 +41,7 @@ def report_of(plan: Plan, key: str = "plan") -> Report:
         facts=[("devices", lead), *facts],
         sections=arranged(
             [
-                Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency, key)),
+                Section("ranks", "numbers of ranks", _overview(plan.points, plan.currency)),
                 *_details(plan, shown),
             ],
             shown=("ranks",),
@@ -179,14 +179,14 @@ def _command(plan: Plan, advised: Point) -> str:
     return f"recperf {run}{f' --ranks {ranks}' if ranks > 1 else ''}{end}"
 
 
-def _overview(points: list[Point], currency: str | None, key: str) -> list[Block]:
+def _overview(points: list[Point], currency: str | None) -> list[Block]:
     extrapolated = any(point.target and point.target.samples.extrapolated for point in points)
     note = "~ samples to the target are extrapolated beyond the published batch sizes" if extrapolated else ""
     blocks: list[Block] = [_filled(HEAD, [_row(point, currency) for point in points], note)]
     bars = [(_count(point.ranks, "rank"), _bar(point.step)) for point in points if point.step is not None]
     if bars:
         label = "Predicted time of a step by part, for each number of ranks that fits"
-        blocks.append(Figure(f"{key}-steps", label, label, lambda: stacked(bars, "ms")))
+        blocks.append(Figure(label, label, lambda: stacked(bars, "ms")))
     return blocks
 
 

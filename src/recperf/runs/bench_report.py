@@ -135,7 +135,7 @@ def report(bench: Bench, link: Link = lambda model: "") -> Report:
     """The page of a bench."""
     failed = [model for model in bench.models if model.error]
     sections = [
-        Section(f"table-{number}", _heading(table), _blocks(table, link, f"bench-{number}", drawn=number > 0))
+        Section(f"table-{number}", _heading(table), _blocks(table, link, drawn=number > 0))
         for number, table in enumerate(bench.tables)
     ]
     if failed:
@@ -149,13 +149,13 @@ def report(bench: Bench, link: Link = lambda model: "") -> Report:
         subtitle=f"{bench.kind} · {_trained(bench)}",
         verdict=f"{_heading(tables[0])}: {tables[0].answer}." if tables else "No model has a result.",
         measured=bool(tables),
-        picture=_picture(tables[0], "bench") if tables else None,
+        picture=_picture(tables[0]) if tables else None,
         facts=[(table.task, fmt.sentence(table.answer)) for table in tables[1:]],
         sections=sections,
     )
 
 
-def _picture(table: BenchTable, key: str) -> Any:
+def _picture(table: BenchTable) -> Any:
     first = table.columns[0]
     rows = [row for row in table.rows if row.name != "majority"]
     dots = []
@@ -164,10 +164,10 @@ def _picture(table: BenchTable, key: str) -> Any:
         low, high = (ends.low, ends.high) if ends else (None, None)
         dots.append(charts.Dot(_title(row.name), row.metrics[first], low, high, is_model=row.model is not None))
     caption = f"{metric(first)} with 95 % intervals; models in colour, baselines in grey. Scored: {table.scored}."
-    return charts.dots_figure(f"{key}-picture", metric(first), dots, caption)
+    return charts.dots_figure(metric(first), dots, caption)
 
 
-def _blocks(table: BenchTable, link: Link, key: str, *, drawn: bool) -> list[Block]:
+def _blocks(table: BenchTable, link: Link, *, drawn: bool) -> list[Block]:
     head = ("", *map(metric, table.columns), "beside the best", *COSTS)
     note = (
         "Values with half of their 95 % interval over bootstrap samples. Differences to the best are paired: both "
@@ -178,9 +178,7 @@ def _blocks(table: BenchTable, link: Link, key: str, *, drawn: bool) -> list[Blo
         "the ten highest."
     )
     scored = f"Scored: {table.scored}."
-    lead: list[Block] = (
-        [Text(f"{fmt.sentence(table.answer)} {scored}"), _picture(table, key)] if drawn else [Text(scored)]
-    )
+    lead: list[Block] = [Text(f"{fmt.sentence(table.answer)} {scored}"), _picture(table)] if drawn else [Text(scored)]
     return [*lead, Table(head, list(_rows(table, link)), note)]
 
 

@@ -176,7 +176,7 @@ def html_of_runs(*runs: Evidence) -> str:
     sections = report(comparison).sections
     if bars:
         label = "Share of each part in a training step, one bar per run"
-        figure = Figure("all-budgets", label, "Shares of a step, not times.", lambda: charts.stacked(bars, "share"))
+        figure = Figure(label, "Shares of a step, not times.", lambda: charts.stacked(bars, "share"))
         sections.append(Section("budgets", "Where a step spends its time", [figure]))
     notes: list[Block] = [Text(fmt.sentence(text), "warning") for text in (*comparison.warnings, *comparison.notes)]
     return page.render(

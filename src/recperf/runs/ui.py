@@ -93,7 +93,7 @@ class Runs:
         self._entries: dict[str, tuple[object, RunEntry]] = {}
         self._logs: dict[str, Log] = {}
         self._lock = Lock()
-        """Drawing a page changes settings of matplotlib."""
+        """While a log is read on."""
 
     def folders(self) -> dict[str, Path]:
         """Folders of runs, profiles and benches by name, also of runs inside the folder of a bench."""
@@ -144,16 +144,15 @@ class Runs:
     def page(self, names: list[str]) -> str:
         """The page of a run or a profile, or of runs compared."""
         folders = [self.named(name) for name in names]
-        with self._lock:
-            if len(folders) == 1 and (folders[0] / BENCH).exists():
-                return page.html_of(bench_report.report(_bench(folders[0]), self._link(folders[0])))
-            if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
-                file = folders[0] / "profile.json"
-                return page.html_of(report_of(read_profile(file), read_peaks(file.with_name("peaks.json"))))
-            runs = [Evidence(folder) for folder in folders]
-            if len(runs) == 1:
-                return page.html_of(run_report.report(runs[0], "r1"))
-            return html_of_runs(*runs)
+        if len(folders) == 1 and (folders[0] / BENCH).exists():
+            return page.html_of(bench_report.report(_bench(folders[0]), self._link(folders[0])))
+        if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
+            file = folders[0] / "profile.json"
+            return page.html_of(report_of(read_profile(file), read_peaks(file.with_name("peaks.json"))))
+        runs = [Evidence(folder) for folder in folders]
+        if len(runs) == 1:
+            return page.html_of(run_report.report(runs[0], "r1"))
+        return html_of_runs(*runs)
 
     def _link(self, folder: Path) -> bench_report.Link:
         """Links to the runs inside the folder of a bench, as far as the list has them."""

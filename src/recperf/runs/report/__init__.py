@@ -3,5 +3,5 @@
     page.save(run_report.report(Evidence(Path("runs/a")), "r1"), Path("runs/a/report.html"))
     blocks.render(profile_report.report(profile))
 
-Building and printing text needs neither matplotlib nor jinja2; a page does.
+Building and printing text does not need jinja2; a page does.
 """

@@ -27,13 +27,11 @@ class Figure:
     """A plot, drawn only for a page."""
 
     kind: ClassVar[str] = "figure"
-    key: str
-    """Starts the ids inside the figure, so that two figures on a page never clash."""
     label: str
     """What the figure shows, for readers who cannot see it."""
     caption: str
     draw: Callable[[], Any]
-    """Returns the `Sheet` of `page.py` that it is drawn on."""
+    """Returns the `Sheet` of `svg.py` that it is drawn on."""
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...measure.profile_records import Component, RooflinePoint
 from ...measure.spans import PHASES
 from ...units import digits
 from .blocks import Figure
 from .formats import byte_rate, component, flop_rate, percent, plus_minus, scaled, short
-from .page import Sheet, columns_of, decades, evenly, family, round_steps, ticks, tone
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .svg import Axes, Point, Sheet, columns_of, decades, evenly, family, labelled, round_steps
 
 CHARACTER = 6.6
 """Pixels of a character at the size of labels, a little generous."""
@@ -36,13 +33,13 @@ def in_order(parts: Iterable[Component]) -> list[Component]:
     return sorted(parts, key=lambda part: PHASES.index(part.phase) if part.phase in PHASES else len(PHASES))
 
 
-def budget_figure(key: str, parts: Sequence[Component], of: str) -> Figure:
+def budget_figure(parts: Sequence[Component], of: str) -> Figure:
     """The share of each part in one step."""
     listed = ", ".join(f"{component(part.name)} {percent(part.share, 1)}" for part in parts)
     bar = [("", [BarPart(part.name, part.share) for part in parts])]
     backward = any(part.name.endswith("_backward") for part in parts)
     caption = "Backward passes have the lighter shade of their forward pass." if backward else ""
-    return Figure(key, f"Share of each part in {of}: {listed}", caption, lambda: stacked(bar, "share"))
+    return Figure(f"Share of each part in {of}: {listed}", caption, lambda: stacked(bar, "share"))
 
 
 def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
@@ -56,37 +53,31 @@ def stacked(bars: Sequence[tuple[str, Sequence[BarPart]]], unit: str) -> Sheet:
     foot, inset = (0, 0) if single else (30 if unit == "share" else 42, 16)
     tall = 40 if single else 50 * len(bars)
     sheet = Sheet(tall + foot)
-    axes = sheet.axes(names + inset, 0, inset, foot)
     longest = max(sum(part.value for part in parts) for _, parts in bars) or 1.0
-    axes.set_xlim(0, longest)
-    axes.set_ylim(tall, 0)
-    pixels = (sheet.width - names - 2 * inset) / longest
+    axes = Axes(sheet, (names + inset, 0, inset, foot), (0, longest), (tall, 0))
+    if not single:
+        axes.base()
+        marked = round_steps(0, longest, 5)
+        axes.x_ticks(labelled(marked, percent) if unit == "share" else evenly(marked))
+        if unit != "share":
+            sheet.text((axes.left + axes.right) / 2, sheet.height - 9, "ms per step", anchor="middle")
     for row, (label, parts) in enumerate(bars):
         if label:
-            sheet.text(0, 50 * row + 20, short(label, round((names - 18) / CHARACTER)), va="center", color="ink")
-        _segments(axes, parts, 50 * row, 40, pixels)
-    axes.spines["bottom"].set_visible(not single)
-    if not single:
-        marked = round_steps(0, longest, 5)
-        ticks(axes, "x", marked, percent if unit == "share" else evenly(marked))
-        if unit != "share":
-            axes.set_xlabel("ms per step", color=tone("muted"), fontsize=11, labelpad=2)
+            sheet.text(0, 50 * row + 20, short(label, round((names - 18) / CHARACTER)), color="ink")
+        _segments(axes, parts, 50 * row, 40)
     return sheet
 
 
-def _segments(axes: Axes, parts: Sequence[BarPart], top: float, height: float, pixels: float) -> None:
+def _segments(axes: Axes, parts: Sequence[BarPart], top: float, height: float) -> None:
     start = 0.0
     for part in parts:
         hue, faint = (part.tone, False) if part.tone else family(part.name)
-        color = tone(hue)
-        axes.barh(
-            top + height / 2, part.value, left=start, height=height, color=color, alpha=0.45 if faint else 1.0,
-            edgecolor=tone("surface"), linewidth=1.5,
-        )  # fmt: skip
+        left, right = axes.at(start, 0).x, axes.at(start + part.value, 0).x
+        axes.sheet.rect(left, top, right - left, height, color=hue, faint=faint)
         name = component(part.name).removesuffix(", backward")
-        if part.value * pixels > 6.9 * len(name) + 10:
-            ink = tone("ink" if faint or hue == "other" else "on-fill")
-            axes.text(start + part.value / 2, top + height / 2, name, ha="center", va="center", fontsize=11, color=ink)
+        if right - left > 6.9 * len(name) + 10:
+            ink = "ink" if faint or hue == "other" else "on-fill"
+            axes.sheet.text((left + right) / 2, top + height / 2, name, anchor="middle", color=ink)
         start += part.value
 
 
@@ -106,31 +97,32 @@ def dots(rows: Sequence[Dot]) -> Sheet:
     names = min(260 if columns_of(2) == 2 else 132, 18 + CHARACTER * max(len(row.name) for row in rows))
     each, foot, inset = 28, 30, 16
     sheet = Sheet(each * len(rows) + foot)
-    axes = sheet.axes(names + inset, 0, inset, foot)
     ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
     least, most = min(ends), max(ends)
     room = (most - least or abs(most) or 1.0) * 0.06
-    axes.set_xlim(least - room, most + room)
-    axes.set_ylim(each * len(rows), 0)
-    marked = round_steps(least - room, most + room, 3 * columns_of(2))
-    ticks(axes, "x", marked, evenly(marked), grid=True)
+    axes = Axes(sheet, (names + inset, 0, inset, foot), (least - room, most + room), (0, 1))
+    axes.x_ticks(evenly(round_steps(*axes.xs, 3 * columns_of(2))), grid=True)
+    axes.base()
     for place, row in enumerate(rows):
-        middle, color = each * (place + 0.5), tone("accent" if row.is_model else "muted")
+        middle, color = each * (place + 0.5), "accent" if row.is_model else "muted"
         label = short(row.name, round((names - 18) / CHARACTER))
-        sheet.text(0, middle, label, va="center", color="ink", weight="bold" if row.is_model else "normal")
+        sheet.text(0, middle, label, color="ink", bold=row.is_model)
+        at = {
+            value: Point(axes.at(value, 0).x, middle) for value in (row.low, row.value, row.high) if value is not None
+        }
         if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [middle, middle], color=color, lw=2.2, solid_capstyle="round")
-        axes.plot(row.value, middle, "o", ms=7, color=color)
+            sheet.line([at[row.low], at[row.high]], color=color, width=2.2, round=True)
+        sheet.dot(at[row.value], color=color, radius=3.5)
     return sheet
 
 
-def dots_figure(key: str, title: str, rows: Sequence[Dot], caption: str = "") -> Figure:
+def dots_figure(title: str, rows: Sequence[Dot], caption: str = "") -> Figure:
     """Values of a metric with their intervals, the best first."""
     listed = ", ".join(
         f"{row.name} {plus_minus(row.value, row)}" if row.low is not None else f"{row.name} {row.value:.4f}"
         for row in rows
     )
-    return Figure(key, f"{title}: {listed}", caption or f"{title}, with 95 % intervals.", lambda: dots(rows))
+    return Figure(f"{title}: {listed}", caption or f"{title}, with 95 % intervals.", lambda: dots(rows))
 
 
 GROUPS = 160
@@ -150,10 +142,10 @@ def training(panels: dict[str, Series], targets: dict[str, float]) -> Sheet:
     each = (sheet.width - 56 * (columns - 1)) / columns
     for index, (title, series) in enumerate(panels.items()):
         left, top = index % columns * (each + 56), tall * (index // columns)
-        axes = sheet.axes(left + 40, top + 34, sheet.width - left - each + 6, sheet.height - top - tall + 34)
-        sheet.text(left, top + 12, title, color="ink", size=12, weight="bold", va="center")
-        _curve(axes, series, targets.get(title))
-        sheet.text(left + each - 6, top + 242, "steps", ha="right", va="center")
+        margins = (left + 40, top + 34, sheet.width - left - each + 6, sheet.height - top - tall + 34)
+        sheet.text(left, top + 12, title, color="ink", size=12, bold=True)
+        _curve(sheet, margins, series, targets.get(title))
+        sheet.text(left + each - 6, top + 242, "steps", anchor="end")
     return sheet
 
 
@@ -177,33 +169,37 @@ def grouped(series: Series) -> list[Group]:
     return groups
 
 
-def _curve(axes: Axes, series: Series, target: float | None) -> None:
+def _curve(sheet: Sheet, margins: tuple[float, float, float, float], series: Series, target: float | None) -> None:
     """The mean of all seeds, smoothed where it has many points, with a band from the smallest to the largest value."""
     groups = grouped(series)
-    steps, low, high = ([getattr(group, name) for group in groups] for name in ("step", "low", "high"))
     weight, means = 0.15 if len(groups) > FEW_POINTS else 1.0, [groups[0].mean]
     for group in groups[1:]:
         means.append(means[-1] + weight * (group.mean - means[-1]))
-    axes.fill_between(steps, low, high, color=tone("accent"), alpha=0.25, lw=0)
-    axes.plot(steps, means, color=tone("accent"), lw=1.8, marker="o" if weight == 1.0 else None, ms=4)
-    bounds = [*low, *high, *([target] if target is not None else [])]
+    bounds = [end for group in groups for end in (group.low, group.high)] + ([] if target is None else [target])
     least, most = min(bounds), max(bounds)
     room = (most - least or abs(most) or 1.0) * 0.08
-    axes.set_xlim(0, steps[-1] * 1.02)
-    axes.set_ylim(least - room, most + room)
-    marked = round_steps(least - room, most + room, 5)
-    ticks(axes, "y", marked, evenly(marked), grid=True)
-    ticks(axes, "x", round_steps(0, steps[-1] * 1.02, 4), lambda v: f"{v:,.0f}")
+    axes = Axes(sheet, margins, (0, groups[-1].step * 1.02 or 1.0), (least - room, most + room))
+    axes.y_ticks(evenly(round_steps(*axes.ys, 5)))
+    axes.x_ticks(labelled(round_steps(*axes.xs, 4), lambda step: f"{step:,.0f}"))
+    axes.base()
+    band = [axes.at(group.step, group.low) for group in groups]
+    sheet.area(band + [axes.at(group.step, group.high) for group in reversed(groups)], color="accent")
+    curve = [axes.at(group.step, mean) for group, mean in zip(groups, means)]
+    sheet.line(curve, color="accent", width=1.8)
+    if weight == 1.0:
+        for point in curve:
+            sheet.dot(point, color="accent", radius=2)
     if target is not None:
-        axes.axhline(target, color=tone("ink"), lw=1, ls=(0, (4, 3)))
-        _note(axes, "target", (steps[-1], target), (0, 4), "right")
+        level = axes.at(0, target).y
+        sheet.line([Point(axes.left, level), Point(axes.right, level)], color="ink", width=1, dashed=True)
+        sheet.text(axes.right, level - 8, "target", anchor="end", color="ink")
 
 
-Point = tuple[int, str, float, float]
+Placed = tuple[int, str, float, float]
 """A part of a step on the roofline: the number of its row in the table, its name, FLOP per byte and FLOP/s."""
 
 
-def roofline_figure(key: str, points: list[RooflinePoint]) -> list[Figure]:
+def roofline_figure(points: list[RooflinePoint]) -> list[Figure]:
     if not points or not points[0].ceiling_flops_per_s:
         return []
     bandwidth, peak = points[0].ceiling_bytes_per_s, points[0].ceiling_flops_per_s
@@ -215,7 +211,6 @@ def roofline_figure(key: str, points: list[RooflinePoint]) -> list[Figure]:
     listed = "; ".join(f"{component(dot[1])} {flop_rate(dot[3])} at {digits(dot[2])} FLOP/B" for dot in dots)
     return [
         Figure(
-            key,
             f"Roofline under arithmetic {flop_rate(peak)} and memory {byte_rate(bandwidth)}. {listed}",
             "Dots carry the number of their row in the table; open ones are backward passes. A dot far below the roof "
             "is limited by neither arithmetic nor memory, but by overhead or waiting.",
@@ -224,34 +219,31 @@ def roofline_figure(key: str, points: list[RooflinePoint]) -> list[Figure]:
     ]
 
 
-def roofline(bandwidth: float, peak: float, dots: list[Point]) -> Sheet:
+def roofline(bandwidth: float, peak: float, dots: list[Placed]) -> Sheet:
     """FLOP/s against FLOP per byte on logarithmic axes: the slope is the bandwidth, the flat line the peak FLOP/s."""
-    sheet = Sheet(360)
-    axes = sheet.axes(58, 40, 16, 42)
     ridge = peak / bandwidth
     low, high = (ends([dot[2] for dot in dots] + [ridge]) for ends in (min, max))
     low, high = low / 10, high * 8
     floor = min([dot[3] for dot in dots] + [low * bandwidth]) / 3
     ceiling = max([peak * 3.5, *(dot[3] * 2 for dot in dots)])
-    axes.set_xlim(math.log10(low), math.log10(high))
-    axes.set_ylim(math.log10(floor), math.log10(ceiling))
-    ticks(axes, "x", decades(low, high, 4 * columns_of(2)), lambda v: f"{10**v:g}", grid=True)
-    ticks(axes, "y", decades(floor, ceiling, 7), lambda v: scaled(10**v), grid=True)
-    sheet.text(0, 28, "FLOP/s", va="center")
-    sheet.text(sheet.width - 16, sheet.height - 8, "FLOP per byte", ha="right", va="center")
+    sheet = Sheet(360)
+    xs, ys = ((math.log10(least), math.log10(most)) for least, most in ((low, high), (floor, ceiling)))
+    axes = Axes(sheet, (58, 40, 16, 42), xs, ys)
+    axes.x_ticks(labelled(decades(low, high, 4 * columns_of(2)), lambda power: f"{10**power:g}"), grid=True)
+    axes.y_ticks(labelled(decades(floor, ceiling, 7), lambda power: scaled(10**power)))
+    axes.base()
+    sheet.text(0, 28, "FLOP/s")
+    sheet.text(sheet.width - 16, sheet.height - 8, "FLOP per byte", anchor="end")
     start = max(low, floor / bandwidth)
     roof = [(start, start * bandwidth), (ridge, peak), (high, peak)]
-    axes.plot([math.log10(x) for x, _ in roof], [math.log10(y) for _, y in roof], lw=2.2, color=tone("ink"))
+    drawn = [axes.at(math.log10(x), math.log10(y)) for x, y in roof]
+    sheet.line(drawn, width=2.2, color="ink")
     label = f"arithmetic {flop_rate(peak)}, memory {byte_rate(bandwidth)}"
-    _note(axes, label, (math.log10(high), math.log10(peak)), (-2, 6), "right")
+    sheet.text(drawn[-1].x - 2, drawn[-1].y - 11, label, anchor="end", color="ink")
     for number, name, intensity, flops in dots:
-        at, (hue, faint) = (math.log10(intensity), math.log10(flops)), family(name)
-        fill = tone("surface" if faint else hue)
-        axes.plot(*at, "o", ms=8, mew=2, mec=tone(hue), mfc=fill, zorder=4)
+        at, (hue, faint) = axes.at(math.log10(intensity), math.log10(flops)), family(name)
+        sheet.dot(at, color=hue, radius=4, is_open=faint)
         # The two passes of a part often lie close together.
-        _note(axes, str(number), at, (-7 if faint else 7, -4), "right" if faint else "left")
+        aside = -8 if faint else 8
+        sheet.text(at.x + aside, at.y, str(number), anchor="end" if faint else "start", color="ink")
     return sheet
-
-
-def _note(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], aside: str) -> None:
-    axes.annotate(text, at, offset, textcoords="offset points", ha=aside, fontsize=10.5, color=tone("ink"))

@@ -50,7 +50,7 @@ def report(profile: StepProfile, figures: WorkloadFigures, peaks: Peaks | None =
     """The report of a workload, whose `figures` its profile has beside those of any step."""
     torch = figures.trust.versions.get("torch") if figures.trust else None
     length = f"{fmt.time(figures.overhead.plain_ms)} a step of {figures.batch_size:,} samples"
-    measured, missing = step_sections(profile, figures, peaks, "profile")
+    measured, missing = step_sections(profile, figures, peaks)
     return report_of_step(
         profile,
         advice_of(profile, figures),
@@ -68,18 +68,18 @@ def advice_of(profile: StepProfile, figures: WorkloadFigures) -> list[Advice] | 
 
 
 def step_sections(
-    profile: StepProfile, figures: WorkloadFigures, peaks: Peaks | None, key: str
+    profile: StepProfile, figures: WorkloadFigures, peaks: Peaks | None
 ) -> tuple[list[Section], dict[str, list[str]]]:
     """The sections about a step of a workload, and the titles of those that were not measured, by reason."""
     measured, missing = measured_sections(
         (
-            ("budget", "Step budget", figures, lambda _: budget_blocks(figures, key)),
+            ("budget", "Step budget", figures, lambda _: budget_blocks(figures)),
             ("kernels", "Kernels", profile.kernels, lambda one: kernels(one, figures.step_ms.p50)),
-            ("roofline", "Roofline", figures.roofline, lambda points: roofline_blocks(points, peaks, key)),
+            ("roofline", "Roofline", figures.roofline, lambda points: roofline_blocks(points, peaks)),
             ("idle", "Device idle", profile.idle, idle),
             ("transfers", "Transfers", profile.transfers, transfers),
             ("embeddings", "Embeddings", figures.embeddings, embeddings),
-            ("communication", "Communication", figures.communication, lambda several: communication(key, several)),
+            ("communication", "Communication", figures.communication, lambda several: communication(several)),
         )
     )
     waited = profile.preempted or 0.0
@@ -93,10 +93,10 @@ def step_sections(
     whole = divided_ms(profile.waits, profile.operators)
     if figures.no_advice is not None:
         missing.setdefault(figures.no_advice.missing, []).append("what to change")
-    return [*sections_of(profile, whole, advice_of(profile, figures), evidence, key), *measured], missing
+    return [*sections_of(profile, whole, advice_of(profile, figures), evidence), *measured], missing
 
 
-def budget_blocks(profile: WorkloadFigures, key: str) -> list[Block]:
+def budget_blocks(profile: WorkloadFigures) -> list[Block]:
     """The parts of a step as a bar and a table."""
     step, parts = profile.step_ms, in_order(profile.components)
     total = math.fsum(part.share for part in parts)
@@ -109,7 +109,7 @@ def budget_blocks(profile: WorkloadFigures, key: str) -> list[Block]:
     ]  # fmt: skip
     whole = ("whole step", fmt.percent(total, 1), fmt.time(step.p50), fmt.spread(step), "")
     rows.append(tuple(Cell(text, "strong") for text in whole))
-    figure = charts.budget_figure(f"{key}-budget", parts, f"a step of {fmt.time(step.p50)}")
+    figure = charts.budget_figure(parts, f"a step of {fmt.time(step.p50)}")
     table = Table(("part", "share", "p50", "p20 – p80", "phase"), rows, f"Steps with timers. {SHARES_NOTE}", left=(4,))
     if abs(total - 1) > 0.01:
         warning = Text(f"The parts sum to {total:.1%} of the step, so do not trust this budget.", "warning")
@@ -194,7 +194,7 @@ def kernels(kernels: Kernels, step: float) -> list[Block]:
     return [Text(sentence, "lead"), table]
 
 
-def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) -> list[Block]:
+def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None) -> list[Block]:
     note = "FLOPs and bytes are counted, times are measured."
     if peaks:
         quick = ", in quick mode" if peaks.quick else ""
@@ -214,7 +214,7 @@ def roofline_blocks(points: list[RooflinePoint], peaks: Peaks | None, key: str) 
         note,
         left=(7,),
     )
-    return [*charts.roofline_figure(f"{key}-roofline", points), table]
+    return [*charts.roofline_figure(points), table]
 
 
 def idle(idle: Idle) -> list[Block]:
@@ -240,7 +240,6 @@ def idle(idle: Idle) -> list[Block]:
     )
     listed = ", ".join(f"{part.name} {fmt.time(part.value)}" for part in slices)
     figure = Figure(
-        "profile-idle",
         f"The device in a step: {listed}",
         "The device during a traced step: busy, and idle by limit.",
         lambda: charts.stacked([("", slices)], "ms"),
@@ -305,7 +304,7 @@ def embeddings(embeddings: EmbeddingShare) -> list[Block]:
     return [Text(sentence, "lead"), *([table] if tables else [])]
 
 
-def communication(key: str, section: Communication) -> list[Block]:
+def communication(section: Communication) -> list[Block]:
     """The slowest rank of several, and what the others wait for."""
     split = (
         "A rank reads its clock when it reaches a collective and when its wait begins and ends. The time until the "
@@ -319,7 +318,7 @@ def communication(key: str, section: Communication) -> list[Block]:
     )
     return [
         Text(fmt.printable(ranks_sentence(section)), "lead"),
-        *rank_blocks(key, section, method),
+        *rank_blocks(section, method),
         *collective_blocks(section.collectives, PER_STEP),
     ]
 
@@ -347,7 +346,7 @@ def collective_blocks(collectives: Sequence[Collective], note: str) -> list[Bloc
     return [Table(head, rows, note, left=tuple(map(head.index, (*where, *awaited))))]
 
 
-def rank_blocks(key: str, section: Communication, method: str) -> list[Block]:
+def rank_blocks(section: Communication, method: str) -> list[Block]:
     """A bar and a row for every rank: its own work and its waits; of many ranks, bars of those with most own work."""
     each = sorted(section.each, key=lambda row: -row.own_ms)
     names = ("step_ms", "own_ms", "exposed_ms", "late_ms", "moving_ms", "awaited_ms")
@@ -373,6 +372,6 @@ def rank_blocks(key: str, section: Communication, method: str) -> list[Block]:
     if len(each) > len(shown):
         caption += f" The {len(shown)} of {len(each)} ranks with the most work of their own."
     label = f"Own work and waiting of each rank: {listed}"
-    figure = Figure(f"{key}-ranks", label, caption, lambda: charts.stacked(bars, "ms"))
+    figure = Figure(label, caption, lambda: charts.stacked(bars, "ms"))
     more = f"{len(rows) - TOP} more ranks have less work of their own."
     return [figure, Table(RANKS, rows, method, left=(7,), top=TOP, rest=more)]

@@ -39,7 +39,7 @@ MOST_DOTS = 9
 """Baselines in a picture, the best."""
 
 
-def picture(result: Result, key: str) -> Figure:
+def picture(result: Result) -> Figure:
     """The leading metric of the model beside those of its baselines."""
     part, task = result.quality, named(result.task)
     name, ends = task.leading, leading_interval(task, part)
@@ -54,7 +54,7 @@ def picture(result: Result, key: str) -> Figure:
     certain = "with 95 % intervals" if ends else "without intervals"
     held_out = f"{count(result.data.valid_rows)} held-out {'users' if task.ranks_items else 'rows'}"
     caption = f"{metric(name)}{lower}, {certain}: the model beside its baselines, on {held_out}."
-    return charts.dots_figure(f"{key}-picture", metric(name), rows, caption)
+    return charts.dots_figure(metric(name), rows, caption)
 
 
 def _ends(interval: Interval | None) -> tuple[float | None, float | None]:

@@ -29,12 +29,12 @@ UNSTEADY = 1.25
 
 def report(run: Evidence, key: str, *, short: bool = False) -> Report:
     """The report of a run; `short` leaves out the sections that do not belong below a comparison."""
-    listed = [*quality_sections.sections(run.result), *step_sections(run, key)]
+    listed = [*quality_sections.sections(run.result), *step_sections(run)]
     if short:
         listed = [section for section in listed if section.key in ("timeline", "quality", "budget")]
     else:
         pairs = [Section("pair", "Hot and cold ids", pair_blocks(run.pair))] if run.pair else []
-        listed += [*pairs, training(run, key), provenance(run), config(run)]
+        listed += [*pairs, training(run), provenance(run), config(run)]
     return Report(
         key=key,
         title=run.workload,
@@ -42,7 +42,7 @@ def report(run: Evidence, key: str, *, short: bool = False) -> Report:
         subtitle=" · ".join(_subtitle(run.result)),
         verdict=quality_fact(run.result),
         measured=True,
-        picture=quality_sections.picture(run.result, key),
+        picture=quality_sections.picture(run.result),
         command="" if run.profile else run.profile_command,
         facts=_facts(run),
         sections=arranged([*listed, reproduce(run)]),
@@ -84,13 +84,13 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     return [*facts, ("limit", headline(run.profile.verdict)), *advice_facts(advice)]
 
 
-def step_sections(run: Evidence, key: str) -> list[Section]:
+def step_sections(run: Evidence) -> list[Section]:
     """What limits a step and where it spends its time; none where that was not measured."""
     profile, figures = run.profile, run.figures
     if profile is None or figures is None:
         return []
     figures = structs.replace(figures, roofline=roofline(figures, run.peaks) if run.peaks else None)
-    measured, _ = profile_report.step_sections(profile, figures, run.peaks, key)
+    measured, _ = profile_report.step_sections(profile, figures, run.peaks)
     for section in measured:
         if section.key == "budget":
             section.blocks[:0] = _training_steps(run, profile, figures)
@@ -149,7 +149,7 @@ def pair_blocks(pair: Pair) -> list[Block]:
     ]
 
 
-def training(run: Evidence, key: str) -> Section:
+def training(run: Evidence) -> Section:
     losses, norms = curve(run.log, "loss"), curve(run.log, "gradient_norm")
     evaluations = [event for event in run.events(Scores) if event.kind == "metric"]
     if not losses and not evaluations:
@@ -169,7 +169,7 @@ def training(run: Evidence, key: str) -> Section:
         caption += " The gradient norm is that of the dense parameters, over all ranks and before clipping."
     label = f"Training loss ({'; '.join(ends)}), gradient norm and {title} over the steps"
     draw = lambda: charts.training(panels, {} if bound is None else {title: bound})  # noqa: E731
-    blocks: list[Block] = [Figure(f"{key}-training", label, caption, draw)]
+    blocks: list[Block] = [Figure(label, caption, draw)]
     names = [name for name in run.result.quality.metrics if any(name in event.metrics for event in evaluations)]
     if names:
         rows = []

@@ -13,7 +13,7 @@ from ...measure.records import Advice, DividedOperator, Experiment, Explanation,
 from . import charts, timeline
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
-from .page import family
+from .svg import family
 
 TOP = 12
 """Rows of a long table that are always visible."""
@@ -62,10 +62,10 @@ def keyed(name: str, text: str = "") -> Cell:
 
 
 def sections_of(
-    step: Explanation, whole_ms: float, advice: list[Advice] | None, evidence: list[Block], key: str = "step"
+    step: Explanation, whole_ms: float, advice: list[Advice] | None, evidence: list[Block]
 ) -> list[Section]:
     """The sections that every kind of profile has about a step of `whole_ms`, of which the shares are."""
-    verdict, shares = step.verdict, [*share_blocks(step.shares, whole_ms, key), *place_blocks(step.places)]
+    verdict, shares = step.verdict, [*share_blocks(step.shares, whole_ms), *place_blocks(step.places)]
     because = [Text(text, "" if index else "lead") for index, text in enumerate(verdict.because)]
     doubts = (Text(f"Doubt: {doubt}.", "note") for doubt in verdict.doubts)
     return [
@@ -118,13 +118,12 @@ def headline(verdict: Verdict) -> str:
     return f"{verdict.limit}{confidence}: {because}"
 
 
-def share_blocks(shares: dict[str, float], whole: float, key: str = "step") -> list[Block]:
+def share_blocks(shares: dict[str, float], whole: float) -> list[Block]:
     """The shares as a bar and a table; they sum to the `whole`, in ms."""
     shares = {limit: share for limit, share in shares.items() if limit in LIMITS and share >= 0.001}
     ordered = sorted(shares, key=lambda limit: -shares[limit])
     bar = [charts.BarPart(limit, shares[limit], LIMITS[limit].colour) for limit in ordered]
     figure = Figure(
-        f"{key}-limits",
         "The time of a step by limit: " + ", ".join(f"{limit} {shares[limit]:.0%}" for limit in ordered) + ".",
         "Every moment of the step belongs to exactly one limit.",
         lambda: charts.stacked([("", bar)], "share"),

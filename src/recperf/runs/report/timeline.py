@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from math import floor, log10
 from textwrap import wrap
 
@@ -16,6 +15,7 @@ from ...measure.timeline import DEVICE, HOST, INPUT, OTHERS
 from ...measure.trace.nesting import between, merged
 from . import formats as fmt
 from .blocks import Lane, Report, Section, Stretch, Timeline
+from .svg import Sheet, svg_file
 
 LANES = (INPUT, HOST, OTHERS, DEVICE)
 MOST = 1600
@@ -100,7 +100,10 @@ WIDTH, LEFT, LANE = 880, 76, 44
 
 
 def picture_of(report: Report) -> str:
-    """The step that a report shows, as an SVG file of its own."""
+    """The step that a report shows as an SVG file of its own, or the models of a bench."""
+    if report.key == "bench" and report.picture:
+        sheet: Sheet = report.picture.draw()
+        return sheet.file(report.verdict)
     blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Timeline)]
     if not blocks:
         raise DataError("there is no traced step to draw", fix="measure it again: older records have none")
@@ -133,13 +136,8 @@ def picture(timeline: Timeline, title: str) -> str:
     for line in wrap(timeline.caption, 138):
         height += 18
         parts.append(_label(LEFT, height + 14, line))
-    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
-    colours = style[: style.index("* {")]
     look = "text { font: 12px sans-serif; fill: var(--muted) } .title { fill: var(--ink) } .on { fill: var(--on-fill) }"
-    box = f'viewBox="0 0 {WIDTH} {height + 22}" role="img"'
-    head = f'<svg data-generator="recperf" xmlns="http://www.w3.org/2000/svg" {box}>'
-    start = f"<title>{escape(timeline.label)}</title><style>{colours}{look}</style>"
-    return "\n".join([head, start, *parts, "</svg>\n"])
+    return svg_file(WIDTH, height + 22, timeline.label, "\n".join(parts), look)
 
 
 def _marks(us: float) -> Iterator[tuple[float, str]]:

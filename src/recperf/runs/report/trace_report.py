@@ -133,7 +133,7 @@ def _ranks(compared: ComparedRanks) -> list[Block]:
     note = "Per step, mean over the ranks, whether or not other work runs meanwhile."
     return [
         *(Text(fmt.sentence(note), "warning") for note in compared.notes),
-        *device.rank_blocks("trace", compared, RANKS_METHOD),
+        *device.rank_blocks(compared, RANKS_METHOD),
         *device.collective_blocks(compared.collectives, note),
     ]
 
