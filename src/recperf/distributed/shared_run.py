@@ -16,7 +16,8 @@ from .ranks import Ranks
 HOST_FIELDS = ("data.path",)
 """Fields that may differ between hosts: the digest of the data is compared instead."""
 WRITES = {
-    "event", "write", "sync_events", "rewind_events", "forget_events", "log_fault", "note_progress", "remove"
+    "event", "write", "sync_events", "rewind_events", "forget_events", "log_fault", "note_progress", "note_waited",
+    "remove"
 }  # fmt: skip
 """Methods of a run that only rank 0 carries out."""
 

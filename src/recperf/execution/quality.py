@@ -85,6 +85,8 @@ class Assessment:
         self.run, self.world, self.prepared, self.notice = run, world, prepared, notice
         self._earlier = self._read()
         """Scores that the run has so far."""
+        self._trained_earlier = 0.0
+        """Seconds of training in the processes before this one."""
         if text := few_rows(prepared.data["valid_rows"]):
             notice(text)
 
@@ -102,6 +104,9 @@ class Assessment:
     def baselines(self) -> dict[str, Any]:
         """Metrics of the baselines, from baselines.json where it exists. All ranks ask together."""
         metrics = self.run.read("baselines.json", Baselines)
+        # All ranks read together: rank 0 alone must not.
+        progress: Progress | None = self.run.read("progress.json", Progress)
+        self._trained_earlier = progress.waited.get("training", 0.0) if progress else 0.0
         if metrics is None or self.world.on_leader(self._outdated):
             with phase("baselines", "baselines"):
                 computed, scores = self.world.on_leader(lambda: self._baselines(metrics))
@@ -128,11 +133,9 @@ class Assessment:
 
     def in_time(self, rules: Mapping[str, T], scores: SavedScores) -> Iterator[tuple[str, T]]:
         """The rules that can be fitted, as long as there is time; the others are noted as left out."""
-        progress: Progress | None = self.run.read("progress.json", Progress)
-        earlier = progress.waited.get("training", 0.0) if progress else 0.0
         seconds = self.prepared.config.baseline_seconds
         for number, name in enumerate(rules):
-            if number and seconds and spent("baselines") > seconds + earlier + spent("training"):
+            if number and seconds and spent("baselines") > seconds + self._trained_earlier + spent("training"):
                 scores.left_out = (*scores.left_out, name)
                 continue
             poll()

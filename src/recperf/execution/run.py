@@ -162,16 +162,9 @@ class TrainingRun:
             self.record.close()
 
     def _note_waited(self) -> None:
-        """Add the time since the last call to that of earlier processes; nothing once the run is sealed."""
-        progress: Progress | None = None
-        with suppress(RecperfError):
-            progress = None if self.record.finished else self.record.read("progress.json", Progress)
-        if progress is not None:
-            self.phases.mark()
-            times, phases = progress.waited, self.phases.seconds
-            self.record.note_progress(
-                waited={name: times.get(name, 0.0) + phases.pop(name, 0.0) for name in {**times, **phases}}
-            )
+        self.phases.mark()
+        self.record.note_waited(self.phases.seconds)
+        self.phases.seconds.clear()
 
     def _open(self, remembered: Path | None) -> bool:
         """Open the folder of the run, or make one; returns whether restarted ranks had begun it. `remembered`: the run

@@ -15,7 +15,7 @@ import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from .. import jsonfile
 from ..config import ConfigValues
-from ..errors import DataError, MachineError, UsageError
+from ..errors import DataError, MachineError, RecperfError, UsageError
 from ..files import (
     append,
     digest_of,
@@ -282,6 +282,16 @@ class Run:
         """Change fields of progress.json."""
         progress: Progress = self.read("progress.json", Progress) or Progress(started=now(), resumes=0)
         self.write("progress.json", replace(progress, **fields))
+
+    def note_waited(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of phases to those of earlier processes; nothing before the start and once the run is
+        sealed."""
+        progress: Progress | None = None
+        with contextlib.suppress(RecperfError):
+            progress = None if self.finished else self.read("progress.json", Progress)
+        if progress is not None:
+            names = {**progress.waited, **seconds}
+            self.note_progress(waited={name: progress.waited.get(name, 0.0) + seconds.get(name, 0.0) for name in names})
 
     @property
     def finished(self) -> bool:
