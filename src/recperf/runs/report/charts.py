@@ -240,10 +240,19 @@ def roofline(bandwidth: float, peak: float, dots: list[Placed]) -> Sheet:
     sheet.line(drawn, width=2.2, color="ink")
     label = f"arithmetic {flop_rate(peak)}, memory {byte_rate(bandwidth)}"
     sheet.text(drawn[-1].x - 2, drawn[-1].y - 11, label, anchor="end", color="ink")
+    labels: list[Point] = []
     for number, name, intensity, flops in dots:
         at, (hue, faint) = axes.at(math.log10(intensity), math.log10(flops)), family(name)
         sheet.dot(at, color=hue, radius=4, is_open=faint)
-        # The two passes of a part often lie close together.
-        aside = -8 if faint else 8
-        sheet.text(at.x + aside, at.y, str(number), anchor="end" if faint else "start", color="ink")
+        # The two passes of a part often lie close together: a label is where none is yet, beside, above or below.
+        sides = [(-14, 0), (14, 0), (0, -13), (0, 13), (-14, -13), (14, -13), (-14, 13), (14, 13)]
+        places = [Point(at.x + x, at.y + y) for x, y in (sides if faint else sides[1::-1] + sides[2:])]
+        label = next((place for place in places if not any(_near(place, other) for other in labels)), places[0])
+        labels.append(label)
+        sheet.text(label.x, label.y, str(number), anchor="middle", color="ink")
     return sheet
+
+
+def _near(one: Point, other: Point) -> bool:
+    """Whether the numbers of two dots would overlap."""
+    return abs(one.x - other.x) < 16 and abs(one.y - other.y) < 14
