@@ -247,9 +247,9 @@ def roofline(bandwidth: float, peak: float, dots: list[Placed]) -> Sheet:
         # The two passes of a part often lie close together: a label is where none is yet, beside, above or below.
         sides = [(-14, 0), (14, 0), (0, -13), (0, 13), (-14, -13), (14, -13), (-14, 13), (14, 13)]
         places = [Point(at.x + x, at.y + y) for x, y in (sides if faint else sides[1::-1] + sides[2:])]
-        label = next((place for place in places if not any(_near(place, other) for other in labels)), places[0])
-        labels.append(label)
-        sheet.text(label.x, label.y, str(number), anchor="middle", color="ink")
+        free = next((place for place in places if not any(_near(place, other) for other in labels)), places[0])
+        labels.append(free)
+        sheet.text(free.x, free.y, str(number), anchor="middle", color="ink")
     return sheet
 
 
