@@ -13,8 +13,7 @@ import pytest
 import test_profile_report as layout
 
 from recperf.execution import fixes as fixes_module
-from recperf.execution import profiling
-from recperf.execution.measuring import TRACED
+from recperf.execution import measuring, profiling
 from recperf.measure.profile import KIND, StepProfile
 
 TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8", "1", "--train.batch-size", "64"]
@@ -63,7 +62,7 @@ def test_a_profile_of_any_workload(call: Call, workload: str) -> None:
     overhead = figures["overhead"]
     assert overhead["share"] == pytest.approx(overhead["clocked_ms"] / overhead["plain_ms"] - 1)
     assert re.search(r"cost of measuring \(budget\) .+: a step takes .+ without, .+ with it", " ".join(out.split()))
-    assert profile["steps"]["traced"] == TRACED
+    assert profile["steps"]["traced"] == measuring.TRACED
     assert profile["operators"]
     for name in TABLES:
         assert profile[name] == {"missing": "no device in this trace"}
@@ -77,10 +76,10 @@ def test_a_trace_is_saved_and_can_be_read(call: Call) -> None:
     arguments = ("profile", "dlrm", *TINY, "--steps", "5", "--no-report", "--quiet", "--no-peaks", "--save-trace")
     assert call(*arguments, "--run-dir", "r")[0] == 0
     size = Path("r", "trace.json.gz").stat().st_size
-    assert read()["workload"]["trace"] == {"file": "trace.json.gz", "bytes": size, "steps": TRACED}
+    assert read()["workload"]["trace"] == {"file": "trace.json.gz", "bytes": size, "steps": measuring.TRACED}
     code, out, err = call("profile", "--trace", "r/trace.json.gz", "--verbose")
     assert code == 0, err
-    assert re.search(r"steps +8\b", out)
+    assert re.search(rf"steps +{measuring.TRACED}\b", out)
     assert "embedding" in out
 
 

@@ -21,6 +21,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(workloads.WORKLOADS, "deepfm", "deepfm.config:DEEPFM")
 
 
+@pytest.mark.long
 def test_it_trains_beats_its_baseline_and_passes_its_claims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
     data = ["--data.source", "embedded", "--train.device", "cpu"]
