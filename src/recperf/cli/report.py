@@ -14,20 +14,20 @@ from ..runs.report.blocks import Report, render
 from ..terminal import print_json, print_text
 from .parse import ForceOption, JsonOption, parse
 
-DESCRIPTION = """Write the page of a run, a profile, a trace of torch.profiler, or a folder with one trace per rank: one
-HTML file that works offline. Two runs give one page with their comparison on top."""
-NAMES = {"run": "report.html", "profile": "profile.html", "traces": "trace.html"}
+DESCRIPTION = """Write the page of a run, a profile, a bench, a trace of torch.profiler, or a folder with one trace
+per rank: one HTML file that works offline. Two runs give one page with their comparison on top."""
+NAMES = {"run": "report.html", "profile": "profile.html", "traces": "trace.html", "bench": "bench.html"}
 """The page inside a folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(JsonOption, ForceOption):
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|PROFILE|TRACE")] = ()
-    """Folders of finished runs; or one profile or trace, a file (.json, .json.gz) or its folder."""
+    """Folders of finished runs; or one bench, profile or trace, a file (.json, .json.gz) or its folder."""
     out: Path | None = None
-    """The page to write; of a run or profile also an .svg file, the picture of one step. Default: report.html,
-    profile.html or trace.html in the folder, a trace's name with .html beside it, or report-compare.html here for
-    two runs."""
+    """The page to write; of a run or profile also an .svg file, the picture of one step, and of a bench that of the
+    models. Default: report.html, profile.html, bench.html or trace.html in the folder, a trace's name with .html
+    beside it, or report-compare.html here for two runs."""
     peaks: Path | None = None
     """Ceilings of the machine that recorded a trace: a file that recperf peaks wrote there. Default: those of this
     machine."""
@@ -41,8 +41,8 @@ def command(arguments: list[str]) -> int:
     kinds = [kind_of(path) for path in options.paths]
     if len(kinds) > 1 and kinds != ["run", "run"]:
         raise UsageError("only two runs are compared on one page", fix="recperf compare OLD NEW")
-    if out is not None and out.suffix == ".svg" and kinds not in (["run"], ["profile"]):
-        raise UsageError("an .svg is the picture of one run or profile", fix="--out page.html")
+    if out is not None and out.suffix == ".svg" and kinds not in (["run"], ["profile"], ["bench"]):
+        raise UsageError("an .svg is the picture of one run, profile or bench", fix="--out page.html")
     path, kind = options.paths[0], kinds[0]
     inside = path / NAMES.get(kind, "") if path.is_dir() else path.with_name(f"{path.name.partition('.json')[0]}.html")
     from ..runs.report import page
@@ -67,11 +67,15 @@ def command(arguments: list[str]) -> int:
 
 
 def report_of(path: Path, kind: str, peaks: Path | None) -> Report:
-    """The report of a run, a profile or a trace."""
+    """The report of a run, a profile, a bench or a trace."""
     if kind == "run":
         from ..runs.report import run_report
 
         return run_report.report(Evidence(path), "r1")
+    if kind == "bench":
+        from ..runs import bench_report
+
+        return bench_report.report(bench_report.read(path), bench_report.beside(path))
     from ..runs.report import trace_report
     from ..runs.report.profiles import report_of as report_of_profile
 

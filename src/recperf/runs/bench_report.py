@@ -7,15 +7,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .bench import Bench, BenchModel, BenchRow, BenchTable, value_of
+from .bench import SCHEMA, Bench, BenchModel, BenchRow, BenchTable, value_of
+from .record import BENCH
 from .report import charts
 from .report import formats as fmt
 from .report.blocks import Block, Cell, Report, Section, Table, Text, cells, columns, wrapped
 from .report.formats import NONE, NOT_MEASURED, baseline, count, metric
 from .report.quality_sections import tone
+from .schemas import read_file
 
 MOST_RULES = 3
 """Baselines of a table in a terminal, the best."""
+
+
+def read(folder: Path) -> Bench:
+    """The bench in a folder."""
+    return read_file(folder / BENCH, Bench, SCHEMA)
 
 
 class BenchReport(Bench):
@@ -47,7 +54,8 @@ class BenchReport(Bench):
         )
 
     def page(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the tables as one HTML file. With `force` it replaces a file that is not a page of recperf."""
+        """Write the tables as one HTML file, or in .svg the picture of the models. With `force` it replaces a file
+        that is not a page of recperf."""
         from .report import page
 
         return page.save(report(self, beside(Path(path).parent)), Path(path), force=force)

@@ -26,7 +26,7 @@ from ..measure.profile_records import PAIR_SCHEMA, Component, Pair, WorkloadFigu
 from ..measure.trace.file import looks_like_trace
 from ..tasks import Task, named, of
 from ..train.checkpoint_folder import StoredFile, file_fault
-from .record import PROFILE_MARK, Run, read_saved_config
+from .record import BENCH, PROFILE_MARK, Run, read_saved_config
 from .result import SCHEMA, Data, Evaluation, Metrics, Result, TrialResult
 from .schemas import BadEvent, Event, Machine, Progress, SavedConfig, Scores, Step, parse_events, read_file
 
@@ -279,8 +279,10 @@ def _require_shares(path: Path, components: list[Component], where: str) -> None
 
 
 def kind_of(path: Path) -> str:
-    """Whether a path is a `run`, a `profile`, a `trace` or a folder of `traces`."""
+    """Whether a path is a `run`, a `profile`, a `bench`, a `trace` or a folder of `traces`."""
     if path.is_dir():
+        if (path / BENCH).exists():
+            return "bench"
         if (path / PROFILE_MARK).exists():
             return "profile"
         if any((path / name).exists() for name in ("config.json", "result.json")):

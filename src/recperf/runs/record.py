@@ -42,6 +42,7 @@ from ..folders import MARK, alone
 from .schemas import BadEvent, Event, Progress, SavedConfig, Step, Timing, event_of, parse_events, read_file
 
 CONFIG_SCHEMA = 1
+BENCH = "bench.json"
 PROFILE_MARK = ".profile"
 """Marks a folder as one for a profile."""
 JOB = ".torchrun"

@@ -26,21 +26,19 @@ from ..files import open_regular
 from ..jsonfile import Struct
 from ..tasks import named
 from . import bench_report
-from .bench import SCHEMA as BENCH_SCHEMA
-from .bench import Bench, BenchModel
+from .bench import BenchModel
 from .compare_report import html_of_runs
 from .derive import leading_interval
 from .evidence import Evidence, curve, read_peaks, read_profile, task_of
-from .record import PROFILE_MARK
+from .record import BENCH, PROFILE_MARK
 from .report import formats as fmt
 from .report import page, run_report
 from .report.charts import grouped
 from .report.profiles import report_of
 from .report.quality_sections import outcome
-from .schemas import BadEvent, Event, parse_events, read_file
+from .schemas import BadEvent, Event, parse_events
 
 HOST = "127.0.0.1"
-BENCH = "bench.json"
 FILES = ("config.json", "result.json", "profile.json", BENCH)
 MOST = 1000
 """Runs of the list, the newest."""
@@ -145,7 +143,7 @@ class Runs:
         """The page of a run or a profile, or of runs compared."""
         folders = [self.named(name) for name in names]
         if len(folders) == 1 and (folders[0] / BENCH).exists():
-            return page.html_of(bench_report.report(_bench(folders[0]), self._link(folders[0])))
+            return page.html_of(bench_report.report(bench_report.read(folders[0]), self._link(folders[0])))
         if len(folders) == 1 and (folders[0] / PROFILE_MARK).exists():
             file = folders[0] / "profile.json"
             return page.html_of(report_of(read_profile(file), read_peaks(file.with_name("peaks.json"))))
@@ -163,10 +161,6 @@ class Runs:
             return f"/run?run={quote(name)}" if name in runs else ""
 
         return link
-
-
-def _bench(folder: Path) -> Bench:
-    return read_file(folder / BENCH, Bench, BENCH_SCHEMA)
 
 
 class Log:
@@ -201,7 +195,7 @@ def _entry(name: str, folder: Path) -> RunEntry:
     entry = RunEntry(name=name, state="stopped", changed=0.0)
     try:
         if (folder / BENCH).exists():
-            made = _bench(folder)
+            made = bench_report.read(folder)
             entry.state, entry.workload, entry.data = "bench", "bench", made.data
             entry.quality = next((fmt.sentence(table.answer) for table in made.tables), "no model has a result")
             return entry

@@ -15,7 +15,7 @@ from ..data import datasets
 from ..errors import MachineError, UsageError
 from ..files import write_json, writing
 from ..runs.bench import Bench, BenchModel, bench
-from ..runs.record import new_folder
+from ..runs.record import BENCH, new_folder
 from ..stop import FLAG, child, name_of
 from . import able, find
 
@@ -42,7 +42,7 @@ def train_all(
             say(f"model {number} of {len(workloads)}: {workload} trains; its log is {folder / workload}")
             trained_models.append(trained(workload, data, seeds, folder / workload))
         result = bench(data.name, data.kind, trained_models)
-    write_json(folder / "bench.json", result)
+    write_json(folder / BENCH, result)
     return result, folder
 
 
