@@ -84,7 +84,7 @@ def test_bench_says_which_model_to_take_in_one_table_for_each_task(
         assert row["model"]["peak_bytes"] > 50 << 20
         assert row["model"]["waited"] > row["model"]["seconds"] > 0
         assert row["model"]["one_ms"]["p50"] > 0
-    assert main(["report", "b", "--out", "models.svg"]) == 0
+    assert call("report", "b", "--out", "models.svg")[0] == 0
     assert ">hstu</text>" in Path("models.svg").read_text()
     page = Path("b/bench.html").read_text()
     assert '<a href="hstu/report.html">hstu</a>' in page

@@ -194,8 +194,8 @@ def test_c_code_outside_of_torch(native: NativeCode, start: str) -> None:
 @pytest.mark.parametrize(
     ("limit", "rows", "detail"),
     [
-        ("input", [], "for 50% of its time: 4.00 ms of 8.00 ms."),
-        ("transfer", [row("transfer", 2.0)], "take 50% of the step: 5.00 ms of 10.0 ms."),
+        ("input", [], "for 50% of its time."),
+        ("transfer", [row("transfer", 2.0)], "take 50% of the step."),
         (
             "transfer",
             [row("transfer", 4.0, "fbgemm::lookup", host_bytes=100_000_000)],

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..errors import DataError
 from ..units import percent, size, time
-from .attribution import BELIEVED, divided_ms
+from .attribution import BELIEVED
 from .ceilings import Ceilings, ceilings_of_profile
 from .limit_kinds import DOES_NOT_APPLY, LIMITS, Evidence, limits_by
 from .peaks.other_work import DISTURBED
@@ -186,13 +186,13 @@ def _sentence(limit: str, attribution: Attribution, observed: Observed, ceilings
 
 
 def _detail(limit: str, attribution: Attribution, observed: Observed, ceilings: Ceilings | None) -> str:
-    """A clause with the time of a wait, the number of calls, or the operator that matters most and its rate."""
+    """A clause with the number of calls, or the operator that matters most and its rate; the share of a wait says
+    all."""
     declared = LIMITS[limit]
     reads_host_memory = any(row.host_bytes for row in attribution.operators)
     waits = declared.evidence in (Evidence.THREAD, Evidence.IDLE)
     if waits or (declared.evidence is Evidence.COPIES and not reads_host_memory):
-        step = divided_ms(observed.waits, observed.operators)
-        return f": {time(attribution.shares[limit] * step)} of {time(step)}"
+        return ""
     rows = [row for row in attribution.operators if row.limits.get(limit)]
     if not rows:
         return ""

@@ -142,8 +142,9 @@ def quality_fact(result: Result) -> str:
         text += f", {stands(best)}"
     if ranking and not task.ranks_items and (best := best_of(ranking.differences)):
         text += f"; {metric(NDCG)} {stands(best)}"
-    worse = [metric(row.metric) for row in part.probabilities if tone(row) == "bad"]
-    return f"{text}; {' and '.join(worse)} worse" if worse else text
+    bad = [row for row in part.probabilities if tone(row) == "bad"]
+    worse = " and ".join(metric(row.metric) for row in bad)
+    return f"{text}; {worse} worse than of {baseline(bad[0].baseline)}" if bad else text
 
 
 def certainty(result: Result) -> list[str]:
