@@ -201,3 +201,20 @@ def test_a_time_is_recognised_by_its_values(
         assert f"by its values: {columns.split(',')[2]} (time)" in said
         assert "not used" in said
         assert "the file has no time" in recperf("data", "import", "log.csv", "--name", "n", "--time", "none")
+
+
+def test_a_made_up_shop_is_imported_without_options(recperf: Recperf) -> None:
+    facts = json.loads(recperf("data", "make", "shop", "--out", "shop.csv", "--customers", 40, "--json"))
+    assert (facts["users"], len(column(Path("shop.csv"), "customer"))) == (40, facts["events"])
+    imported = json.loads(recperf(*facts["next"].split()[1:], "--json"))
+    assert (imported["events"], imported["users"], imported["items"]) == (facts["events"], 40, facts["items"])
+    first = Path("shop.csv").read_bytes()
+    recperf("data", "make", "shop", "--out", "shop.csv", "--customers", 40, "--seed", 8)
+    assert Path("shop.csv").read_bytes() != first
+    Path("notes.csv").write_text("mine")
+    assert "not the log of a shop" in recperf("data", "make", "shop", "--out", "notes.csv", code=3)
+    assert Path("notes.csv").read_text() == "mine"
+    recperf("data", "make", "shop", "--out", "notes.csv", "--customers", 40, "--force")
+    assert Path("notes.csv").read_bytes() == first
+    assert "--out shop.csv" in recperf("data", "make", "shop", code=2)
+    assert "customers is 0" in recperf("data", "make", "shop", "--out", "x.csv", "--customers", 0, code=3)

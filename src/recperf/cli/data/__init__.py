@@ -16,14 +16,14 @@ from ...errors import DataError, UsageError, did_you_mean
 from ...jsonfile import as_json
 from ...terminal import Terminal, conclude, print_json, print_text
 from ...units import size
-from ..parse import OutputOptions, choose_action, parse
+from ..parse import ForceOption, OutputOptions, choose_action, parse
 from .output import count_of, print_facts, progress_bars
 
 ACTIONS = {
     "list": "list the datasets on this machine, with the command that trains on each",
     "get": "download a dataset into the cache folder and verify it",
     "check": "read a whole dataset and compare it with its digests or its format",
-    "make": "write a synthetic dataset",
+    "make": "write a synthetic dataset, or the log of a made-up shop as a CSV file",
     "prepare": "convert raw listening events to an event store, in bounded memory",
     "import": "import your own events, or with --clicks rows with a label (CSV, JSON lines, Parquet)",
     "info": "describe a dataset",
@@ -39,9 +39,12 @@ names: movielens-100k (real), movielens-like (synthetic), yambda-50m, yambda-500
        (synthetic), or the name of a dataset you imported
   recperf data import FILE --name NAME             your own events: who took what, and when
   recperf data import FILE --clicks --name NAME    your own clicks: rows with a label
+  recperf data make shop --out shop.csv            the log of a made-up shop, to import
   recperf data check FOLDER --sums FILE            files against a list of SHA-256 sums
   recperf data ACTION --help    options of an action"""
 SYNTHETIC = ("movielens-like", "yambda-like")
+SHOP = "shop"
+"""What `data make` writes as a file, which is no dataset before it is imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +78,17 @@ class Info(Stored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Make(OutputOptions):
+class Make(OutputOptions, ForceOption):
     name: tyro.conf.Positional[str]
-    """Dataset: yambda-like."""
-    path: Path
-    """Folder to write; existing files are not changed."""
+    """Dataset: shop or yambda-like."""
+    out: Path | None = None
+    """Of shop: CSV file to write."""
+    customers: int = 1500
+    """Of shop: number of customers."""
+    path: Path | None = None
+    """Of yambda-like: folder to write; existing files are not changed."""
     events: int | None = None
-    """Approximate number of events; default: that of the embedded dataset, about 300,000."""
+    """Of yambda-like: approximate number of events; default: that of the embedded dataset, about 300,000."""
     seed: int = 7
     """Seed of the synthetic data."""
 
@@ -137,7 +144,8 @@ def command(arguments: list[str]) -> int:
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
         if action == "check" and options.sums is not None:
             return _check_sums(options, bar("comparing", "bytes"), terminal)
-        facts = PERFORM[action](options, _kind(options.name), bar, terminal)
+        is_file = action == "make" and options.name == SHOP
+        facts = PERFORM[action](options, "" if is_file else _kind(options.name), bar, terminal)
     if options.json:
         print_json(facts)
     elif facts is not None:
@@ -228,11 +236,20 @@ def _folder(options: Stored) -> Path:
 
 
 def _make(options: Make, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+    if options.name == SHOP:
+        from ...data.known import shop
+
+        if options.out is None:
+            raise UsageError("a shop is written to a file", fix="recperf data make shop --out shop.csv")
+        facts = shop.write(options.out, customers=options.customers, seed=options.seed, force=options.force)
+        return {**facts, "next": f"recperf data import {options.out} --name {SHOP}"}
     from ...data.known import event_files as catalogue
     from ...data.known.yambda.yambda_like import NAME, YambdaLike, of_size
 
     if options.name != NAME:
-        raise UsageError(f"{options.name} cannot be generated; {NAME} can", fix=f"recperf data info {options.name}")
+        raise UsageError(f"{options.name} cannot be generated; {NAME} and {SHOP} can", fix="recperf data make --help")
+    if options.path is None:
+        raise UsageError(f"{NAME} is written to a folder", fix=f"recperf data make {NAME} --path FOLDER")
     config = YambdaLike(seed=options.seed) if options.events is None else of_size(options.events, seed=options.seed)
     return catalogue.make(config, path=options.path, progress=bar("generating"))
 

@@ -8,14 +8,18 @@ and from whether the customer likes its kind.
 from __future__ import annotations
 
 import csv
+import io
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...files import new_file
+from ...config import require
+from ...files import open_dataset_file, write_atomic
+from ...outputs import output_file
 
+NAME = "shop"
 COLUMNS = ("customer", "product", "title", "kind", "price", "when", "stars")
 KINDS = ("tea", "coffee", "honey", "spices", "biscuits", "chocolate", "cups", "kettles")
 PRODUCTS = 60
@@ -27,8 +31,11 @@ WEEKS = 40
 """Weeks in which customers come for the first time."""
 
 
-def write(path: Path, *, customers: int = 1500, seed: int = 7) -> dict[str, Any]:
+def write(path: Path, *, customers: int, seed: int, force: bool = False) -> dict[str, Any]:
     """Write the orders in the order of time, and say how many there are."""
+    require(customers >= 1, "customers", customers, "at least 1")
+    require(seed >= 0, "seed", seed, "0 or more")
+    place = output_file(path, endings=(".csv",), ours=_is_log, what="the log of a shop", force=force)
     draw = np.random.default_rng(seed)
     prices = 2 + draw.gamma(2.0, 6.0, (len(KINDS), PRODUCTS))
     liked = draw.normal(0, 0.5, (len(KINDS), PRODUCTS))
@@ -48,13 +55,22 @@ def write(path: Path, *, customers: int = 1500, seed: int = 7) -> dict[str, Any]
             when += timedelta(hours=float(draw.exponential(60)))
             if not left[kind].any():
                 break
-    with new_file(path) as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(COLUMNS)
-        for when, customer, kind, product, stars in sorted(orders):
-            title = f"{KINDS[kind].capitalize()} no. {product + 1}"
-            price = f"{prices[kind, product]:.2f}"
-            name = f"{KINDS[kind][:2].upper()}-{product + 1:02d}"
-            time = when.isoformat(timespec="seconds")
-            rows.writerow((f"c{customer + 1:04d}", name, title, KINDS[kind], price, time, stars))
-    return {"name": "shop", "path": path, "events": len(orders), "users": customers, "items": len(KINDS) * PRODUCTS}
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    for when, customer, kind, product, stars in sorted(orders):
+        title = f"{KINDS[kind].capitalize()} no. {product + 1}"
+        price = f"{prices[kind, product]:.2f}"
+        name = f"{KINDS[kind][:2].upper()}-{product + 1:02d}"
+        time = when.isoformat(timespec="seconds")
+        rows.writerow((f"c{customer + 1:04d}", name, title, KINDS[kind], price, time, stars))
+    write_atomic(place, text.getvalue().encode(), fix="choose another --out")
+    items = len({order[2:4] for order in orders})
+    return {"name": NAME, "file": str(path), "events": len(orders), "users": customers, "items": items, "seed": seed}
+
+
+def _is_log(path: Path) -> bool:
+    """Whether a file begins as `write` begins one."""
+    header = ",".join(COLUMNS).encode() + b"\n"
+    with open_dataset_file(path) as file:
+        return file.read(len(header)) == header
