@@ -144,7 +144,7 @@ def quality_fact(result: Result) -> str:
         text += f"; {metric(NDCG)} {stands(best)}"
     bad = [row for row in part.probabilities if tone(row) == "bad"]
     worse = " and ".join(metric(row.metric) for row in bad)
-    return f"{text}; {worse} worse than of {baseline(bad[0].baseline)}" if bad else text
+    return f"{text}; {worse} worse than that of {baseline(bad[0].baseline)}" if bad else text
 
 
 def certainty(result: Result) -> list[str]:
