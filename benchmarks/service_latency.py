@@ -25,7 +25,8 @@ SERVICE = Path(__file__).parents[1] / "examples" / "service"
 
 async def ask(url: str, items: list[str], rate: float, seconds: float) -> list[float]:
     """The seconds from when each request was due until its answer."""
-    draw, taken = np.random.default_rng(1), []
+    draw = np.random.default_rng(1)
+    taken: list[float] = []
 
     async def one(due: float, history: list[str]) -> None:
         await asyncio.sleep(max(0.0, due - perf_counter()))

@@ -51,6 +51,7 @@ SMALLER = {
     r"(sweep|pair) micro-dlrm-dram": DRAM,
     r"profile dlrm ": f"{DLRM} {PROFILE}",
     r"data make yambda-like": "--events 20000",
+    r"data make shop": "--customers 200",
 }
 """What is added to a command that takes long, by a pattern; the first that matches counts."""
 
@@ -76,7 +77,7 @@ NOT_RUN = {
 LONG = {
     r"--ranks|^torchrun --nproc": "starts processes, seconds each",
     r"--try-fixes": "measures every fix",
-    r"^run$|--data mine$|^profile --script train.py$": "the tutorial runs them",
+    r"^run$|--data shop( |$)|^recommend runs/shop |^profile --script train.py$": "the tutorial runs them",
     r"plan .*--calibrate": "measures ranks, half a minute; tests/planning/test_calibrate.py has its parts",
 }
 """Commands of README that are only read there; another page has them too."""
@@ -210,8 +211,12 @@ def program(path: Path, run: Path) -> None:
 
 def slow_program(path: Path, run: Path) -> None:
     """The program of the tutorial."""
-    (only,) = re.findall(r"^```python\n(.*?)^```$", PAGES["tutorial.md"].read_text(), re.DOTALL | re.MULTILINE)
-    path.write_text(only)
+    path.write_text(python_of_tutorial()[-1])
+
+
+def python_of_tutorial() -> list[str]:
+    """What its user types, and the program that is slow."""
+    return re.findall(r"^```python\n(.*?)^```$", PAGES["tutorial.md"].read_text(), re.DOTALL | re.MULTILINE)
 
 
 def trace(path: Path, run: Path) -> None:
@@ -290,7 +295,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
         "trace.json.gz": trace, "before.json": trace, "after.json": trace, "FOLDER/trace.rank0.json": trace,
         "FOLDER/trace.rank1.json": trace,
     },
-    "tutorial.md": {"train.py": slow_program, "ratings.csv": events},
+    "tutorial.md": {"train.py": slow_program},
     "your-clicks.md": {"clicks.csv": labelled, "ratings.csv": events, "u.data": events, "train.txt": clicks},
     "next-item.md": {"Beauty.txt": events},
     "your-events.md": dict.fromkeys(
@@ -387,3 +392,16 @@ def test_no_rule_is_left_over() -> None:
     for pattern in (*SMALLER, *NOT_RUN, *LONG):
         assert any(re.search(pattern, command.key) for command in every), pattern
     assert PRESUPPOSED.keys() <= PAGES.keys()
+
+
+@pytest.mark.long
+def test_the_python_of_the_tutorial(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "make", "shop", "--out", "orders.csv", "--customers", "200"]) == 0
+    assert main(["data", "import", "orders.csv", "--name", "shop"]) == 0
+    names: dict[str, Any] = {}
+    *typed, _ = python_of_tutorial()
+    for block in typed:
+        smaller = block.replace("bench(shop)", 'bench(shop, models=["next-item"])')
+        exec(re.sub(r"shop(, model=.*)?\)$", r"shop\1, train={'max_steps': 2})", smaller, flags=re.MULTILINE), names)
+    assert "next-item" in set(names["table"]["name"])
+    assert "NDCG@10" in capsys.readouterr().out

@@ -18,7 +18,7 @@ COMMANDS = {
     "run": "train a workload and write its result",
     "bench": "train all models that fit a dataset, and put them and the baselines into one table",
     "score": "score rows of a file with the model of a run",
-    "recommend": "list the items that users most likely meet and like, by the model of a run",
+    "recommend": "list the items that users most likely see and like, by the model of a run",
     "export": "write the model of a run as files that need no recperf: tables, weights and a program",
     "check": "test the claims and the checkpoints of runs; prune checkpoints",
     "compare": "compare runs, profiles or traces; --gate exits with 5 if the second is slower",

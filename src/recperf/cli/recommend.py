@@ -19,8 +19,8 @@ from .score import ModelOptions, open_run
 if TYPE_CHECKING:
     from ..execution.recommending import Requests
 
-DESCRIPTION = """List the items that users most likely meet and like, exact over the whole catalogue: score is the
-predicted probability of a positive label, rank_score its logarithm plus that of the probability that a user meets the
+DESCRIPTION = """List the items that users most likely see and like, exact over the whole catalogue: score is the
+predicted probability of a positive label, rank_score its logarithm plus that of the probability that a user sees the
 item. Next-item models list the items that users most likely take next, also for histories that are not in the data.
 Models of events read each user's whole history in the store. Users and items are your own ids."""
 LAST = ("score", "logit", "rank_score")
@@ -124,7 +124,7 @@ def say(terminal: Terminal, rows: list[Any], summary: dict[str, Any]) -> None:
             known = ["" if row[name] is None else str(row[name]) for name in names]
             lines.append([*known, f"{row[score]:.4f}", f"{row[rank_score]:.4f}"])
         terminal.say(table(lines))
-        meets = f"log of the probability that a user meets the item, {summary['meeting']}, times the score"
+        meets = f"log of the probability that a user sees the item, {summary['meeting']}, times the score"
         terminal.say(f"ordered by rank_score: the {meets if summary['meeting'] else 'logit'}")
     speed = f"{summary['device']}: {number(summary['users_per_s'])} users/s"
     terminal.say(f"{summary['users']:,} users in {summary['seconds']:.1f} s on {speed}")

@@ -323,7 +323,7 @@ class RankedRows:
     repeats: bool
     """Whether items that a row's user already has compete."""
     meeting_is: str | None
-    """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
+    """What says how likely users see items; None: candidates are ranked by predicted labels alone."""
     listed: int
     """Rows for which the whole catalogue is ranked, to compare the lists of different users."""
 

@@ -1,4 +1,4 @@
-"""The items that each user most likely meets and likes, or takes next, from the whole catalogue.
+"""The items that each user most likely sees and likes, or takes next, from the whole catalogue.
 
 Shapes: U users of a chunk, I items of the catalogue, K items of a list.
 """
@@ -93,8 +93,8 @@ def recommend(
     the requests. User and item have the names of the import; a column that would be named like a feature of the model
     has another name.
 
-    The order is that of rank_score: the log probability that the user meets the item and the label is positive; the
-    logit where labels themselves say which items users meet, or where the model predicts the next item. Items with
+    The order is that of rank_score: the log probability that the user sees the item and the label is positive; the
+    logit where labels themselves say which items users see, or where the model predicts the next item. Items with
     equal ones are ranked in the order of their ids. Next-item models of events with times depend on the `time` of the
     request, in seconds since 1970; None: now. With `exclude_seen` items that a user has in the training data, or that
     a history has, are left out; by default next-item models do so unless their data has repeats. A user may then have
@@ -151,7 +151,7 @@ def recommend(
 def likely_logits(model: TrainedModel, user: Any, meeting_I: Tensor, k: int, seen: Any) -> Tensor:
     """The logits of the items that can be among the k highest of a user, -inf for all others.
 
-    Items are scored in the order in which the user most likely meets them. Since a rank score is at most the log
+    Items are scored in the order in which the user most likely sees them. Since a rank score is at most the log
     probability of meeting, none can follow once that of the next item is below the k-th highest score.
     """
     ahead_I = meeting_I.clone()

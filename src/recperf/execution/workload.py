@@ -133,11 +133,11 @@ class Catalogue(Protocol):
 
     @property
     def meeting_is(self) -> str | None:
-        """What `meeting` is computed from; None where labels themselves say which items users meet, as where negatives
+        """What `meeting` is computed from; None where labels themselves say which items users see, as where negatives
         were drawn."""
 
     def meeting(self, rows_P: Tensor, items_P: Tensor) -> Tensor:
-        """Log probabilities that the users of scored rows meet items, from what was known before the rows."""
+        """Log probabilities that the users of scored rows see items, from what was known before the rows."""
 
     def seen(self, row: int) -> Tensor:
         """Items that the user of a scored row took before it."""

@@ -151,7 +151,7 @@ class Ranking(Struct, omit_defaults=True):
     """Whether items that a user already has compete: where over 5 % of the training rows repeat an item of their
     user."""
     meeting: str | None = None
-    """What says how likely a user meets an item: candidates are ranked by that times the predicted probability of a
+    """What says how likely a user sees an item: candidates are ranked by that times the predicted probability of a
     positive label. None: by the latter alone."""
     lists: Metrics | None = None
     """Of each user's ten highest items: coverage, overlap, same_first and popularity; None where not all items

@@ -98,7 +98,7 @@ class RankingFacts(Struct, omit_defaults=True):
     repeats: bool | None = None
     """Whether items that a user already has compete."""
     meeting: str | None = None
-    """What says how likely users meet items; None: candidates are ranked by predicted labels alone."""
+    """What says how likely users see items; None: candidates are ranked by predicted labels alone."""
     split: str | None = None
     """Of a workload that ranks held-out items: leave-one-out or time."""
     keys: list[Count] = field(default_factory=list)

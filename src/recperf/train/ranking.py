@@ -145,8 +145,8 @@ def item_rules(
 
 
 def joint(score: Scorer, meeting: Scorer) -> Scorer:
-    """The log probability that a user meets an item and that the label is then positive, from the logits of a model of
-    labels. Labels say what users think of items that they met, and alone put items first that nobody meets."""
+    """The log probability that a user sees an item and that the label is then positive, from the logits of a model of
+    labels. Labels say what users think of items that they saw, and alone put items first that nobody sees."""
     return lambda rows_P, items_P: rank_scores(score(rows_P, items_P).cpu(), meeting(rows_P, items_P))
 
 
@@ -162,7 +162,7 @@ def log_shares(rows_I: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RecentShares:
-    """How likely a user meets an item at a moment: the item's share of all events in a time before it, with one event
+    """How likely a user sees an item at a moment: the item's share of all events in a time before it, with one event
     spread over the catalogue."""
 
     items_N: Tensor

@@ -38,7 +38,7 @@ AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
 SPLITS: tuple[Split, Split] = ("train", "valid")
 SHOWN = "its share of the training rows"
-"""What says how likely users meet items."""
+"""What says how likely users see items."""
 
 
 class ItemColumns:

@@ -183,7 +183,7 @@ class OpenRun:
         time: int | None = None,
         allow_unknown: bool = False,
     ) -> Any:
-        """The k items of all that each user most likely meets and likes, or takes next: columns of the user, rank, the
+        """The k items of all that each user most likely sees and likes, or takes next: columns of the user, rank, the
         item, title if the data has titles, score, logit, and rank_score, which orders them. User and item have the
         names of the import.
 

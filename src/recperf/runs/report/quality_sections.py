@@ -187,7 +187,7 @@ def _ranked_by(ranking: Ranking, task: Task) -> str:
         )
     if meeting := ranking.meeting:
         return (
-            f"Candidates are ranked by the probability that the user meets the item, {meeting}, times the predicted "
+            f"Candidates are ranked by the probability that the user sees the item, {meeting}, times the predicted "
             "probability of a positive label."
         )
     return "Candidates are ranked by the predicted probability of a positive label."

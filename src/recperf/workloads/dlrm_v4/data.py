@@ -222,7 +222,7 @@ class EventWindows:
         return np.asarray((self.store.kinds(which) & np.uint8(DRAWN)) == 0)
 
     def shares(self, positions_N: Positions | None = None) -> RecentShares | None:
-        """How likely users meet items, from these events, or from the newest of all; what counts as recent comes from
+        """How likely users see items, from these events, or from the newest of all; what counts as recent comes from
         the training. None where negatives were drawn."""
         if self.store.stored_per_event > 1:
             return None

@@ -63,7 +63,7 @@ class EventCatalogue:
 
     @cached_property
     def shares(self) -> RecentShares | None:
-        """How likely users meet items; None where negatives were drawn, because then labels say it."""
+        """How likely users see items; None where negatives were drawn, because then labels say it."""
         return self.find_shares()
 
     @property
