@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 from recperf import workloads
@@ -52,7 +53,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """In the repository a page links to README; on the site README is the first page."""
+    """In the repository a page links to README; on the site README is the first page. In a code block a link would be
+    shown as it is typed."""
+    for code in re.findall(r"^ *```.*?^ *```$", markdown, flags=re.DOTALL | re.MULTILINE):
+        if found := re.search(r"\]\([\w./#-]+\)", code):
+            raise PluginError(f"{page.file.src_uri}: a link in a code block: {found[0]}")
     return markdown.replace("](../README.md", "](index.md").replace("](../CONTRIBUTING.md", "](contributing.md")
 
 

@@ -288,6 +288,31 @@ def test_an_export_needs_no_recperf(name: str, runs: Any, tmp_path: Path) -> Non
         recperf.open(runs(name)).export(folder)
 
 
+COMPILED = """
+import sys, torch
+from safetensors.torch import load_file
+program = torch._inductor.aoti_load_package(sys.argv[1] + "/compiled.pt2")
+inputs = load_file(sys.argv[1] + "/example.safetensors")
+logits = inputs.pop("logits")
+for rows in (8, 3, 1):
+    print(float((program(**{name: one[:rows] for name, one in inputs.items()}) - logits[:rows]).abs().max()))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_a_compiled_program_gives_what_the_model_gives(runs: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "exported"
+    manifest = recperf.open(runs("micro-dlrm"), device="cpu").export(folder, compiled=True)
+    assert manifest["program"]["compiled"] == "compiled.pt2"
+    assert manifest["program"]["largest_difference"] < 1e-6
+    assert "compiled.pt2" in (folder / "README.md").read_text()
+    command = [sys.executable, "-I", "-c", COMPILED, str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert max(map(float, done.stdout.split())) < 1e-6
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "seeds"), [("dlrm-v4", 1), ("clicks", 2)])
 def test_a_model_larger_than_memory_is_scored_where_its_tables_lie(

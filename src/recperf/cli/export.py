@@ -21,12 +21,14 @@ class Options(ModelOptions):
     since: Path | None = None
     """Folder of another run, such as the one that this run started from: of each table write only the rows that are new
     or differ from that run's, and the ids that are gone."""
+    compiled: bool = False
+    """Also write compiled.pt2, the program as AOTInductor compiles it for this processor; needs a C++ compiler."""
 
 
 def command(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="recperf export", description=DESCRIPTION)
     terminal = Terminal(as_json=options.json, quiet=options.quiet)
-    manifest = open_run(options, terminal).export(options.output, since=options.since)
+    manifest = open_run(options, terminal).export(options.output, since=options.since, compiled=options.compiled)
     entries = sum(table["entries"] for table in manifest["tables"])
     terminal.say(f"{len(manifest['tables'])} tables with {entries:,} rows and the dense part are in {options.output}")
     terminal.say(f"  model:  seed {manifest['seed']}, checkpoint {manifest['checkpoint']}")

@@ -44,7 +44,7 @@ REFUSED = 74
 """Exit code of the process that traces a model if it could not write, with the system's error number as output."""
 TRACE = f"""
 import io, sys
-_, given, path, logits, *sys.path = sys.argv
+_, given, path, logits, compiled, *sys.path = sys.argv
 import torch
 module, traced, inputs = torch.load(given, weights_only=False)
 batch = torch.export.Dim("batch", min=1, max=1 << 20)
@@ -53,7 +53,12 @@ with torch.no_grad():
     content, outcome = io.BytesIO(), io.BytesIO()
     torch.export.save(program, content)
     content.seek(0)
-    torch.save(torch.export.load(content).module()(**inputs), outcome)
+    results = [torch.export.load(content).module()(**inputs)]
+    if compiled:
+        from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+        results.append(aoti_load_package(aoti_compile_and_package(program, package_path=compiled))(**inputs))
+    torch.save(results, outcome)
 try:
     for name, written in ((path, content), (logits, outcome)):
         with open(name, "wb") as file:
@@ -64,6 +69,7 @@ except OSError as error:
 """
 """The program of the process that traces a model."""
 PROGRAM, DENSE, EXAMPLE, EXAMPLE_ROWS = "program.pt2", "dense.safetensors", "example.safetensors", "example.parquet"
+COMPILED = "compiled.pt2"
 INDEX = "items.faiss"
 
 
@@ -74,9 +80,11 @@ def export(
     notice: Callable[[str], None] = lambda text: None,
     *,
     earlier: TrainedModel | None = None,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """Write a model to a new folder; `facts` go into its manifest. Returns the manifest. Where there is an `earlier`
-    model, tables have only the rows that are new or differ from that model's."""
+    model, tables have only the rows that are new or differ from that model's. With `compiled` the program is also
+    compiled for this machine's processor."""
     served: Served = model.served
     content, changes = _content(model), None
     if earlier is not None:
@@ -95,7 +103,7 @@ def export(
                 for number, one in enumerate(content.tables)
             ],
             "dense": {"file": DENSE},
-            "program": _write_program(draft, content, served.settings.precision),
+            "program": _write_program(draft, content, served.settings.precision, compiled),
             "example": {"inputs": EXAMPLE, "rows": EXAMPLE_ROWS, "logits": "logits of example.safetensors"},
             "more": [f"{name}.parquet" for name in content.more],
             "index": None if content.vectors_IW is None else _write_index(draft, content.vectors_IW),
@@ -245,8 +253,9 @@ def _write_index(draft: Path, vectors_IW: Tensor) -> dict[str, Any]:
     return {"file": INDEX, "items": items, "dim": width, "metric": "inner product"}
 
 
-def _write_program(draft: Path, content: Export, precision: str) -> dict[str, Any]:
-    """Trace the dense part for any number of samples, and check that it gives what the model gives."""
+def _write_program(draft: Path, content: Export, precision: str, compiled: bool) -> dict[str, Any]:
+    """Trace the dense part for any number of samples, and check that it, also if it is `compiled`, gives what the model
+    gives."""
     module, inputs = content.program.cpu().eval(), {name: one.cpu() for name, one in content.inputs.items()}
     # A prime number of samples that divides no other size, and is larger than usual numbers of features: where sizes or
     # products of them are equal, inside the model too, the tracer may take the number of samples for a constant.
@@ -254,21 +263,25 @@ def _write_program(draft: Path, content: Export, precision: str) -> dict[str, An
     primes = (number for number in counting(31) if all(number % factor for factor in range(2, number)))
     samples = next(prime for prime in primes if all(size % prime for size in sizes))
     traced = {name: one[torch.arange(samples) % len(one)] for name, one in inputs.items()}
-    logits_B = _trace(module, traced, inputs, draft / PROGRAM)
-    difference = float((logits_B - content.logits_B.cpu()).abs().max())
+    results = _trace(module, traced, inputs, draft / PROGRAM, draft / COMPILED if compiled else None)
+    difference = max(float((logits_B - content.logits_B.cpu()).abs().max()) for logits_B in results)
     described = [
         {"name": name, "shape": ["batch", *one.shape[1:]], "dtype": str(one.dtype).removeprefix("torch."),
          "meaning": content.meanings[name]}
         for name, one in inputs.items()
     ]  # fmt: skip
     return {
-        "file": PROGRAM, "inputs": described, "output": content.output, "largest_difference": difference,
+        "file": PROGRAM, **({"compiled": COMPILED} if compiled else {}), "inputs": described,
+        "output": content.output, "largest_difference": difference,
         "expected_difference": _expected_difference(content, precision),
     }  # fmt: skip
 
 
-def _trace(module: nn.Module, traced: dict[str, Tensor], inputs: dict[str, Tensor], path: Path) -> Tensor:
-    """Write the program of a module for any number of samples, and return what the program gives for `inputs`.
+def _trace(
+    module: nn.Module, traced: dict[str, Tensor], inputs: dict[str, Tensor], path: Path, compiled: Path | None
+) -> list[Tensor]:
+    """Write the program of a module for any number of samples, compiled too if that has a path, and return what each
+    gives for `inputs`.
 
     This is done in a process of its own: where the calling one counts operators or records their FLOPs, the number of
     samples would become a constant. It writes with Python's own files: torch's do not say why they cannot be written.
@@ -278,16 +291,17 @@ def _trace(module: nn.Module, traced: dict[str, Tensor], inputs: dict[str, Tenso
         content = io.BytesIO()
         torch.save((module, traced, inputs), content)
         given.write_bytes(content.getbuffer())
-        command = [sys.executable, "-c", TRACE, *map(str, (given, path, logits)), *sys.path]
+        command = [sys.executable, "-c", TRACE, *map(str, (given, path, logits, compiled or "")), *sys.path]
         done = call(command)
         if done.returncode == REFUSED:
             number = int(done.stdout.split()[-1])
             raise OSError(number, os.strerror(number), str(path))
         if done.returncode:
             *_, last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise MachineError(f"torch.export cannot trace the model: {last}")
-        logits_B: Tensor = torch.load(logits)
-    return logits_B
+            what = "trace the model, or AOTInductor cannot compile it" if compiled else "trace the model"
+            raise MachineError(f"torch.export cannot {what}: {last}")
+        results: list[Tensor] = torch.load(logits)
+    return results
 
 
 def _expected_difference(content: Export, precision: str) -> float:
@@ -304,6 +318,11 @@ INDEXED = f"""
 `{INDEX}` holds the vectors of the items in the order of the first table: `index = faiss.read_index("{INDEX}")`, and
 `scores, rows = index.search(program(**example).detach().numpy(), 10)`. hnswlib takes the column
 `embedding` of that table with `add_items`, in the space `ip`.
+"""
+
+
+COMPILED_README = f"""
+`torch._inductor.aoti_load_package("{COMPILED}")` is the same program, compiled for the processor that exported it.
 """
 
 
@@ -344,6 +363,6 @@ example = load_file("{EXAMPLE}")
 logits = example.pop("logits")
 print((program(**example) - logits).abs().max())  # {manifest["program"]["output"]}
 ```
-{INDEXED if manifest["index"] else ""}
+{COMPILED_README if "compiled" in manifest["program"] else ""}{INDEXED if manifest["index"] else ""}
 `{EXAMPLE_ROWS}` has the rows of the example, `{DENSE}` the weights of the program.
 """

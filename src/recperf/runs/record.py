@@ -65,7 +65,7 @@ OWN_FILES = (
     MARK,
 )
 """The files that a run writes before it trains."""
-PACKAGES = ("recperf", "torch", "numpy", "triton", "tyro", "rich", "pooch")
+PACKAGES = ("recperf", "torch", "numpy", "triton", "pyarrow", "duckdb", "scikit-learn")
 """Packages whose versions a result states."""
 _FIRST = b'{"kind": '
 """How every event begins."""

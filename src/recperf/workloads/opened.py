@@ -209,10 +209,11 @@ class OpenRun:
         kind = self._frames if isinstance(users, (list, tuple)) or is_array(users) else kind_of(users)
         return as_frame(pyarrow().concat_tables(tables), kind)
 
-    def export(self, folder: str | Path, *, since: str | Path | None = None) -> dict[str, Any]:
+    def export(self, folder: str | Path, *, since: str | Path | None = None, compiled: bool = False) -> dict[str, Any]:
         """Write the model to a new folder as files that need no recperf; returns the content of its manifest.json.
 
-        With `since`, the folder of another run of the workload, tables have only the rows that are new or differ.
+        With `since`, the folder of another run of the workload, tables have only the rows that are new or differ. With
+        `compiled` the program is also written as AOTInductor compiles it for this processor.
         """
         from ..errors import notice_once
         from ..execution.exporting import export
@@ -229,7 +230,8 @@ class OpenRun:
                 what = f"{facts['since']} is a run of {other.workload.name}, this one of {self.workload.name}"
                 raise UsageError(what, fix="--since the run that this one started from")
             earlier = other.model
-        return export(self.model, Path(folder), facts, self._notice or notice_once, earlier=earlier)
+        notice = self._notice or notice_once
+        return export(self.model, Path(folder), facts, notice, earlier=earlier, compiled=compiled)
 
 
 def is_array(value: Any) -> bool:
