@@ -252,7 +252,9 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
 
     config, store = laptop(), open_events(path)
     if (own := own_data.groups(store)) is not None:
-        notice_once("as groups of items dlrm-v4 reads the first of {} and the set of all {}".format(*own.columns))
+        first, every = own.columns
+        read = first if first == every else f"the first value of {first} and all values of {every}"
+        notice_once(f"of items dlrm-v4 reads {read}")
     history, rates = own_data.history(store), own_data.rates_fit(store)
     data = replace(
         config.data, path=path, history=history, windows=own_data.windows(store),
