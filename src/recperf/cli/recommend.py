@@ -127,7 +127,8 @@ def say(terminal: Terminal, rows: list[Any], summary: dict[str, Any]) -> None:
         meets = f"log of the probability that a user sees the item, {summary['meeting']}, times the score"
         terminal.say(f"ordered by rank_score: the {meets if summary['meeting'] else 'logit'}")
     speed = f"{summary['device']}: {number(summary['users_per_s'])} users/s"
-    terminal.say(f"{summary['users']:,} users in {summary['seconds']:.1f} s on {speed}")
+    people = "1 user" if summary["users"] == 1 else f"{summary['users']:,} users"
+    terminal.say(f"{people} in {summary['seconds']:.1f} s on {speed}")
     if summary["lists"] is not None:
         terminal.say(f"  {lists_text(summary['lists'])}")
     if note := unknown_text(summary["unknown"]):
