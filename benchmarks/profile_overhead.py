@@ -98,7 +98,7 @@ def cpu_seconds(folder: Path, seconds: float, steps: int, *profiler: str) -> tup
 
 def of_a_program(folder: Path) -> list[dict[str, Any]]:
     """Rows of a whole program: what profiling it costs, and the shares of five profiles."""
-    scripted = ("-m", "recperf", "profile", "--json", "--quiet", "--output", str(folder / "p.json"))
+    scripted = ("-m", "recperf", "profile", "--json", "--quiet", "--no-try", "--output", str(folder / "p.json"))
     plain, printed = cpu_seconds(folder, SECONDS, 1 << 40)
     steps = int(printed.split()[1])
     profiled, printed = cpu_seconds(folder, 1e9, steps, *scripted, "--to-the-end", "--script")

@@ -72,6 +72,8 @@ def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recperf.execution.measuring.ROUNDS", 2)
     monkeypatch.setattr("recperf.execution.measuring.TRACED", 2)
     monkeypatch.setattr("recperf.execution.clocked_steps.FEWEST", 2)
+    monkeypatch.setattr("recperf.execution.trials.LEAST_S", 0.0)
+    monkeypatch.setattr("recperf.execution.trials.PART", 0.0)
     # On a busy machine there would be no time for all baselines.
     monkeypatch.setattr("recperf.execution.quality.spent", lambda phase: 0.0)
 

@@ -249,15 +249,16 @@ def child(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def end_with_parent(parent: int) -> None:
-    """Let the system send this process SIGTERM when the thread that started it ends, or now if the parent has ended."""
+def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
+    """Let the system send this process a signal when the thread that started it ends, or now if the parent has
+    ended."""
     import ctypes
 
     # Only Linux has it.
     with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
 
 
 POINTS: dict[str, str] = {

@@ -78,7 +78,7 @@ def test_a_profile_is_short(kind: str) -> None:
 
 def test_a_script_and_a_trace_are_short(call: Call, tmp_path: Path) -> None:
     Path("train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "recperf", "profile", "--script", "train.py", "--no-peaks"]
+    command = [sys.executable, "-m", "recperf", "profile", "--script", "train.py", "--no-peaks", "--no-try"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "110"})
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()

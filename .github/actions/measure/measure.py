@@ -94,7 +94,7 @@ def profile(checkout: Path, arguments: list[str], folder: Path) -> Profile:
     file = folder.resolve() / "run" / "profile.json"
     options = ["--no-report", "--quiet", "--run-dir", str(file.parent)]
     if "--script" in arguments:
-        arguments = [*arguments[:2], *options, *arguments[2:]]
+        arguments = [*arguments[:2], *options, "--no-try", *arguments[2:]]
     else:
         arguments = [*arguments, "--no-confirm", "--no-peaks", *options]
     own = checkout / "src" / "recperf"

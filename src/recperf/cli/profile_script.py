@@ -44,9 +44,13 @@ class Options(OutputOptions, VerboseOption):
     """Folder of the profile, new or empty. Default: runs/script-profile-<time>-<id>."""
     report: bool = True
     """Write the page profile.html."""
+    try_: Annotated[bool, tyro.conf.arg(name="try")] = True
+    """Run the program again, beside itself with each advised change that can be made from outside, and show the gains
+    that were measured. It does not run again where it wrote files, connected, started processes or read its input."""
+    try_for: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
+    """Time for all trials together. Default: 60, or half of what the program ran if that is more."""
     try_fixes: bool = False
-    """Run the program again with each change that can be made from outside, such as DataLoader workers or a fused
-    optimizer, alone and together, and show predicted and measured gains."""
+    """Try without a limit of time, and also where the program writes files or connects: it does so again."""
     peaks: bool = True
     """Compare with the ceilings of this machine; they are measured first (some seconds) if none are stored."""
 
@@ -77,12 +81,12 @@ def command(arguments: list[str]) -> int:
     )
     with FLAG.default_signals(), _stdout_to_stderr() if options.json else nullcontext():
         outcome = profile_program(program, quiet=options.quiet, peaks=options.peaks)
-        if options.try_fixes and outcome.report is not None:
-            from ..execution.program_trial import try_changes
+        if (options.try_ or options.try_fixes) and outcome.report is not None:
+            from ..execution.trials import try_advice
 
             with chdir(folder):
                 say = Terminal(as_json=options.json, quiet=options.quiet).notice
-                try_changes(program, outcome.report.advice, say)
+                try_advice(program, outcome, say, seconds=options.try_for, anywhere=options.try_fixes)
     if outcome.report is None:
         assert outcome.missing is not None
         print_error(outcome.missing, as_json=options.json)

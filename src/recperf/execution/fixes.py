@@ -1,5 +1,4 @@
-"""Tries changes that could make a step faster: switches of a workload, whose gains `measure.fixes` predicts, and what
-`program_trial` changes in a program."""
+"""Tries switches of a workload that could make its step faster, whose gains `measure.fixes` predicts."""
 
 from __future__ import annotations
 
@@ -147,19 +146,19 @@ def try_fix(measure: Callable[[Any], Measured], config: Any, fix: Fix, row: Advi
         return False
     before, after = unchanged[-1], measure(config)
     unchanged.append(after)
-    repeats = [_difference(unchanged[0].losses, again.losses) or 0.0 for again in unchanged[1:]]
+    repeats = [difference(unchanged[0].losses, again.losses) or 0.0 for again in unchanged[1:]]
     tolerance = max(fix.tolerance, 2 * max(repeats))
-    difference = _difference(unchanged[0].losses, fixed.losses)
-    same = difference is not None and difference <= tolerance
-    row.measured_ms, row.same_losses, row.largest_difference = fixed.step.p50, same, difference
+    differs = difference(unchanged[0].losses, fixed.losses)
+    same = differs is not None and differs <= tolerance
+    row.measured_ms, row.same_losses, row.largest_difference = fixed.step.p50, same, differs
     row.status = "tried" if same else "rejected"
     busiest = max((one.others for one in (before, fixed, after) if one.others is not None), default=None)
     doubt = predictions.too_busy(busiest) or predictions.drifted(before.step, after.step)
     notes = [row.note] if row.note else []
-    if difference is None:
+    if differs is None:
         notes.append("A loss is NaN or infinite")
     elif not same:
-        notes.append(f"A loss differs by {difference:.2g}, more than rounding and repeats explain ({tolerance:.2g})")
+        notes.append(f"A loss differs by {differs:.2g}, more than rounding and repeats explain ({tolerance:.2g})")
     if doubt:
         notes.append(f"Gain not judged: {doubt}")
         row.status = "not judged" if same else "rejected"
@@ -173,7 +172,7 @@ def try_fix(measure: Callable[[Any], Measured], config: Any, fix: Fix, row: Advi
     return same
 
 
-def _difference(losses: list[float], fixed_losses: list[float]) -> float | None:
+def difference(losses: list[float], fixed_losses: list[float]) -> float | None:
     """The largest relative difference; None if a loss is NaN or infinite."""
     if not all(map(math.isfinite, [*losses, *fixed_losses])):
         return None

@@ -16,10 +16,10 @@ import traceback
 from collections import UserDict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import active_children
 from pathlib import Path
-from time import process_time
+from time import monotonic, process_time
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 from ..errors import MachineError, UsageError
 from ..runs.step_report import Report
 from .program_hooks import Hooks, ProgramStopped, Wrap, patched_function, patched_path
+from .side_effects import SideEffects
 from .step_profile import Profiler
 
 MAIN = "__main__:"
@@ -63,19 +64,25 @@ class ScriptOutcome:
     stopped: bool = False
     cpu_s: float = 0.0
     """CPU time while it ran."""
+    wall_s: float = 0.0
+    steps: int = 0
+    effects: list[str] = field(default_factory=list)
+    """What it changed outside of its memory."""
+    read_input: bool = False
     missing: MachineError | None = None
     """Why there is no report."""
 
 
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> ScriptOutcome:
     """Run the program until it is clear what limits its steps; its own errors are printed as Python prints them."""
-    profiler = Profiler(quiet=quiet, peaks=peaks)
-    outcome, hooks = run_program(program, profiler)
+    profiler, effects = Profiler(quiet=quiet, peaks=peaks), SideEffects()
+    outcome, hooks = run_program(program, profiler, effects)
+    outcome.effects, outcome.read_input = effects.seen, effects.read_input
     _conclude(program, profiler, hooks, outcome)
     return outcome
 
 
-def run_program(program: Program, profiler: Profiler) -> tuple[ScriptOutcome, Hooks]:
+def run_program(program: Program, profiler: Profiler, effects: SideEffects) -> tuple[ScriptOutcome, Hooks]:
     """Run the program until the profiler has seen enough of its steps."""
     size = int(os.environ.get("WORLD_SIZE") or 1)
     if size > 1:
@@ -88,15 +95,16 @@ def run_program(program: Program, profiler: Profiler) -> tuple[ScriptOutcome, Ho
     profiler.__enter__()
     # Also where the program fails; no report is built.
     with closing(profiler):
-        began = process_time()
+        began, began_cpu = monotonic(), process_time()
         hooks = Hooks(profiler, to_the_end=program.to_the_end, ends_by_optimizer=program.step_function is None)
-        with hooks, _as_main(program) as module:
+        with hooks, _as_main(program) as module, effects:
             outcome.code, outcome.stopped = _run(program, code, module, hooks)
         del module
         if active_children():
             # Iterators of loaders that are not referenced any more end their worker processes.
             gc.collect()
-        outcome.cpu_s = process_time() - began
+        outcome.wall_s, outcome.cpu_s = monotonic() - began, process_time() - began_cpu
+        outcome.steps = hooks.steps_seen
     return outcome, hooks
 
 

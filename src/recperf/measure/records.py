@@ -244,10 +244,10 @@ class Advice(Struct):
     same_losses: bool | None = None
     largest_difference: Number | None = None
     status: str = "suggested"
-    """suggested, tried, rejected (changes the losses), not judged, or not applicable."""
+    """suggested, tried, no gain, rejected (changes the losses), not tried, not judged, or not applicable."""
     note: str | None = None
     settings: dict[str, Any] = {}
-    """What --try-fixes changes in a program from outside; empty where only its author can."""
+    """What a trial changes in a program from outside; empty where only its author can."""
 
 
 class OptimizerFacts(Struct):

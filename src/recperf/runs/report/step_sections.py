@@ -202,6 +202,7 @@ def experiment_blocks(experiments: list[Experiment]) -> list[Block]:
 DESCRIBED = 3
 """Changes that a terminal describes."""
 STATUS = {"rejected": "changes the losses"}
+NO_GAIN = "no gain"
 STATUS_TONES = {"tried": "good", "rejected": "bad", "not judged": "bad"}
 
 
@@ -214,41 +215,55 @@ def advice_blocks(advice: list[Advice]) -> list[Block]:
     if doubts:
         which = "The change is" if len(advice) == 1 else f"{len(doubts)} of {len(advice)} changes are"
         blocks.append(Text(f"{which} not judged. {doubts[0]}.", "warning"))
-    for one in advice[:DESCRIBED]:
-        note = f" {one.note}." if one.note and not doubts and not one.measured_ms else ""
+    worth = [one for one in advice if one.status != NO_GAIN]
+    for one in worth[:DESCRIBED]:
+        said = one.measured_ms or one.status == "not tried"
+        note = f" {one.note}." if one.note and not doubts and not said else ""
         blocks += [Text(f"{one.seen} {_gains(one)}.{note}"), Code("Change", one.change)]
-    if others := advice[DESCRIBED:]:
+    if others := worth[DESCRIBED:]:
         rows = [cells(Cell(one.change, "code"), one.seen, _gains(one)) for one in others]
         blocks.append(Table(("change", "seen", "gain"), rows, left=(1, 2), fold=f"{len(others)} more changes"))
     if any(one.measured_ms for one in advice):
         blocks.append(_tried(advice))
-        notes = (f"{one.name}: {one.note}." for one in advice if one.note and one.status != "not judged")
+        notes = (
+            f"{one.name}: {one.note}." for one in advice if one.note and one.status not in ("not judged", "not tried")
+        )
         blocks += [Text(note, "note") for note in notes]
     return blocks
 
 
 def advice_facts(advice: list[Advice] | None) -> list[tuple[str, str | Cell]]:
-    """The change to try first: of those that were tried, the one that gained most."""
+    """The change to try first: of those that were tried, the one that gained most. Those without a gain follow."""
     if advice is None:
         return []
     tried = [one for one in advice if one.status == "tried" and (one.measured_gain or 0.0) > 1.0]
     untried = (one for one in advice if not one.measured_gain and one.status != "rejected")
     one = max(tried, key=lambda one: one.measured_gain or 0.0) if tried else next(untried, None)
+    dropped = [
+        f"{row.change.partition(';')[0]}: {fmt.gain(row.measured_gain, row.measured_range)}"
+        for row in advice
+        if row.status == NO_GAIN
+    ]
+    facts: list[tuple[str, str | Cell]] = [(NO_GAIN, "; ".join(dropped))] if dropped else []
     if one is None:
         known = "none of the changes that were tried makes" if advice else "no rule knows a change that makes"
-        return [("try", f"{known} this step faster")]
-    gains = [f"{fmt.gain(one.predicted_gain, one.predicted_range)} predicted"] if one.predicted_gain else []
-    gains += [f"{fmt.gain(one.measured_gain)} measured"] if one.measured_gain else []
-    note = one.note or ("" if gains else "its gain cannot be predicted")
-    said = [", ".join(gains), note[:1].lower() + note[1:]]
-    return [("try", f"{one.change}: {'; '.join(filter(None, said))}")]
+        return [("try", f"{known} this step faster"), *facts]
+    note = one.note or ("" if one.predicted_gain else "its gain cannot be predicted")
+    note = f"not tried: {note}" if one.status == "not tried" else note[:1].lower() + note[1:]
+    return [("try", f"{one.change}: {'; '.join(filter(None, (_gain(one), note)))}"), *facts]
+
+
+def _gain(one: Advice) -> str:
+    """What was measured, or else predicted."""
+    if one.measured_gain:
+        return f"{fmt.gain(one.measured_gain, one.measured_range)} measured"
+    return f"{fmt.gain(one.predicted_gain, one.predicted_range)} predicted" if one.predicted_gain else ""
 
 
 def _gains(one: Advice) -> str:
-    predicted = f"Predicted gain: {fmt.gain(one.predicted_gain, one.predicted_range)}"
-    text = predicted if one.predicted_gain else "Its gain cannot be predicted"
-    if one.measured_gain:
-        text += f"; measured: {fmt.gain(one.measured_gain)}"
+    gain = _gain(one)
+    text = f"Gain: {gain}" if gain else "Its gain cannot be predicted"
+    text += f", not tried: {one.note}" if one.status == "not tried" else ""
     return text + ("; it changes the losses" if one.same_losses is False else "")
 
 

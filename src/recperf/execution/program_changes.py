@@ -1,0 +1,162 @@
+"""Changes that are made to a program from outside: constructors and settings of torch pass through hooks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.optim import Adam, Optimizer, SparseAdam
+from torch.utils.data import DataLoader
+
+from .program_hooks import Wrap, patched
+
+ENVIRONMENT = {"keep_memory": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}}
+"""Changes that are made before the program starts."""
+RESULTS = {
+    "sparse": "the results: SparseAdam leaves rows as they are that a step does not use",
+    "tf32": "the results: factors of products have 10 bits of mantissa",
+    "workers": "random numbers that are drawn while loading",
+}
+"""What changes do not keep."""
+
+
+@contextmanager
+def changed(settings: dict[str, Any]) -> Iterator[None]:
+    """Inside, the program has these changes; `compile` is made by whoever knows its model."""
+    with ExitStack() as stack:
+        for name, value in settings.items():
+            for owner, method, wrap in CHANGES[name](value) if name in CHANGES else ():
+                stack.enter_context(patched(owner, method, wrap))
+        yield
+
+
+Patches = list[tuple[Any, str, Wrap]]
+
+
+def _loader(**arguments: Any) -> Patches:
+    """DataLoaders get these arguments, whatever the program passes."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(loader, *args, **kwargs).arguments | arguments
+            rest = bound.pop("kwargs", {})
+            original(**bound, **rest)
+
+        return init
+
+    return [(DataLoader, "__init__", wrap)]
+
+
+def _optimizer(way: str) -> Patches:
+    """Optimizers that have the option run fused or foreach."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def init(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
+            if way in defaults and not defaults.get("fused") and not defaults.get("differentiable"):
+                defaults = {**defaults, "foreach": None, way: True}
+            original(optimizer, params, defaults)
+
+        return init
+
+    return [(Optimizer, "__init__", wrap)]
+
+
+def _zero_grad(_: bool) -> Patches:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(original)(lambda owner, set_to_none=True: original(owner, set_to_none=True))
+
+    return [(Optimizer, "zero_grad", wrap), (nn.Module, "zero_grad", wrap)]
+
+
+def _tf32(_: bool) -> Patches:
+    torch.set_float32_matmul_precision("high")
+    return []
+
+
+def _threads(count: int) -> Patches:
+    torch.set_num_threads(count)
+    return [(torch, "set_num_threads", lambda original: lambda number: None)]
+
+
+def _sparse(shapes: list[list[int]]) -> Patches:
+    """Embeddings of these sizes have sparse gradients, and SparseAdam takes them over from Adam."""
+    modules: WeakSet[nn.Module] = WeakSet()
+
+    def embedding(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def init(module: Any, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **kwargs)
+            if [module.num_embeddings, module.embedding_dim] in shapes:
+                module.sparse = True
+                modules.add(module)
+
+        return init
+
+    def split(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def init(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
+            tables = {id(module.weight) for module in modules}
+            if not isinstance(optimizer, Adam) or not tables:
+                original(optimizer, params, defaults)
+                return
+            listed = _flat(params)
+            groups = listed if isinstance(listed[0], dict) else [{"params": listed}]
+            groups = [{**group, "params": _flat(group["params"])} for group in groups]
+            taken = [tensor for group in groups for tensor in group["params"] if id(tensor) in tables]
+            for group in groups:
+                group["params"] = [tensor for tensor in group["params"] if id(tensor) not in tables]
+            rest = [group for group in groups if group["params"]]
+            # An optimizer must have a parameter; one without a gradient is never changed.
+            original(optimizer, rest or [{"params": [nn.Parameter(torch.zeros(1))]}], defaults)
+            if taken:
+                _beside(optimizer, SparseAdam(taken, **{name: defaults[name] for name in ("lr", "betas", "eps")}))
+
+        return init
+
+    return [
+        (nn.Embedding, "__init__", embedding),
+        (nn.EmbeddingBag, "__init__", embedding),
+        (Optimizer, "__init__", split),
+    ]
+
+
+def _beside(optimizer: Any, rows: Optimizer) -> None:
+    """Let a second optimizer step after the first and clear its gradients with it."""
+
+    def step(*_: Any) -> None:
+        rows.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
+        rows.step()
+
+    zero_grad = optimizer.zero_grad
+
+    def clear(set_to_none: bool = True) -> None:
+        zero_grad(set_to_none)
+        rows.zero_grad()
+
+    optimizer.register_step_post_hook(step)
+    optimizer.zero_grad = clear
+
+
+def _flat(params: Any) -> list[Any]:
+    return [params] if isinstance(params, torch.Tensor) else list(params)
+
+
+CHANGES: dict[str, Callable[[Any], Patches]] = {
+    "workers": lambda count: _loader(num_workers=count, persistent_workers=count > 0),
+    "pinned": lambda pinned: _loader(pin_memory=pinned),
+    "optimizer": _optimizer,
+    "zero_grad": _zero_grad,
+    "tf32": _tf32,
+    "threads": _threads,
+    "sparse": _sparse,
+}

@@ -1,0 +1,356 @@
+"""Tries advice on a program after it was profiled: the unchanged and the changed program run beside each other, each in
+a process of its own, and take turns of the same steps. Who has no turn stands still, with all of its processes.
+
+Nothing of the user's changes: `why_not` says which programs run again, and `side_effects` ends one that would write.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median, stdev
+from subprocess import DEVNULL, Popen
+from tempfile import TemporaryDirectory, mkdtemp
+from time import monotonic
+from typing import Any
+
+import torch
+
+from ..machine import available_bytes
+from ..measure.clocks import cuda_used
+from ..measure.records import Advice
+from ..stop import FLAG
+from .fixes import difference
+from .program_changes import ENVIRONMENT, RESULTS
+from .script import Program, ScriptOutcome
+
+CHILD = f"{__package__}.program_trial"
+LEAST_S, PART = 60.0, 0.5
+"""Time for all trials together: this, or this part of what the program ran if that is more."""
+FEWEST, MOST = 4, 24
+"""Turns of either side."""
+TURN_NS = 0.25e9
+NARROW = 1.03
+"""Ratio of the ends of an interval from which further turns would tell little."""
+WARM_UPS, WARM_PART = 8, 3
+"""Steps before the first turn: this many, or this part of a short program's."""
+STUDENT = (1.960, 2.372, 2.823, 2.556)
+"""The 97.5 % quantile of Student's t by powers of 1 / degrees of freedom (Cornish and Fisher), from three on."""
+ROUNDING = 1e-4
+"""Relative difference of a loss that another order of additions explains."""
+LONGER = 3
+"""A changed program that takes this many times as long is ended."""
+PATIENCE_S = 2.0
+STARTING_S = 60.0
+"""Time that starting a process may take beside what the program needs."""
+ALL = "all together"
+
+
+class NotTried(Exception):
+    """Why a change could not be measured."""
+
+
+class Ended(NotTried):
+    """The program ended before the turn did."""
+
+
+@dataclass
+class Compared:
+    """A change measured in turns with the unchanged program."""
+
+    gain: float
+    range: list[float]
+    step_ms: float
+    losses: list[float]
+    unchanged_losses: list[float]
+
+
+def try_advice(
+    program: Program,
+    outcome: ScriptOutcome,
+    say: Callable[[str], None],
+    *,
+    seconds: float | None = None,
+    anywhere: bool = False,
+) -> None:
+    """Measure every change that can be made from outside, and write the gains into the advice of the report.
+
+    All together take no more than `seconds`, by default the larger of a minute and half of what the program ran. With
+    `anywhere` time is not limited, and programs that write files run again too.
+    """
+    assert outcome.report is not None
+    advice = outcome.report.advice or []
+    if problem := why_not(outcome, anywhere=anywhere):
+        for one in advice:
+            one.status, one.note = "not tried", problem
+        return
+    if seconds is None:
+        seconds = max(LEAST_S, PART * outcome.wall_s)
+    temporary = TemporaryDirectory(prefix="recperf-trial-", ignore_cleanup_errors=True)
+    with temporary as folder, FLAG.before_exit(temporary.cleanup):
+        trials = Trials(program, outcome, Path(folder), math.inf if anywhere else seconds, anywhere)
+        trials.try_each(advice, say)
+
+
+def why_not(outcome: ScriptOutcome, *, anywhere: bool) -> str | None:
+    """Why a program does not run again; None where it may."""
+    if "SLURM_JOB_ID" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+        return "no program runs again under SLURM or torchrun"
+    if outcome.read_input:
+        return "the program read its standard input"
+    if outcome.effects and not anywhere:
+        return refused(outcome.effects[0])
+    if 2 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) > available_bytes():
+        return "the memory does not hold the program twice"
+    if cuda_used():
+        gc.collect()
+        torch.cuda.empty_cache()
+        if 2 * torch.cuda.max_memory_reserved() > torch.cuda.mem_get_info()[0]:
+            return "the memory of the device does not hold the program twice"
+    return None
+
+
+def refused(effect: str) -> str:
+    return f"the program {effect}; --try-fixes runs it again"
+
+
+@dataclass
+class Trials:
+    """The trials of a program."""
+
+    program: Program
+    outcome: ScriptOutcome
+    folder: Path
+    seconds: float
+    anywhere: bool
+    repeats: float | None = None
+    """The largest difference of a loss between two unchanged runs; NaN where they cannot be compared."""
+    count: int = 0
+    began: float = field(default_factory=monotonic)
+
+    def try_each(self, advice: list[Advice], say: Callable[[str], None]) -> None:
+        """Measure each change, then those together that gained; a single one of several is measured again, since the
+        best of many was also lucky."""
+        accepted: list[Advice] = []
+        for one in advice:
+            if not one.settings:
+                one.status, one.note = "not tried", one.note or "only its author can make this change"
+            elif any(one.settings == other.settings for other in accepted):
+                one.status, one.note = "not tried", "as above"
+            elif self.try_one(one, say):
+                accepted.append(one)
+        if len(accepted) > 1:
+            names = ", ".join(one.name for one in accepted)
+            settings = {name: value for one in reversed(accepted) for name, value in one.settings.items()}
+            whole = Advice(ALL, f"{names} together.", names, settings=settings)
+            self.try_one(whole, say)
+            advice.append(whole)
+        elif accepted and self.count > 1:
+            self.try_one(accepted[0], say, again=True)
+        advice.sort(key=lambda one: -(one.measured_gain or 0.0) if one.status == "tried" else 0.0)
+
+    def try_one(self, one: Advice, say: Callable[[str], None], *, again: bool = False) -> bool:
+        """Measure a change into its advice and return whether it gains."""
+        left = self.began + self.seconds - monotonic()
+        if left <= 0:
+            problem = f"the time for trials, {self.seconds:.0f} s, was over"
+        else:
+            say(f"trying {one.change}" + (" once more" if again else ""))
+            self.count += 1
+            try:
+                result = self.compare(one.settings, monotonic() + left)
+            except NotTried as error:
+                problem = str(error)
+            else:
+                self._write(one, result)
+                return one.status == "tried"
+        if not again:
+            one.status, one.note = "not tried", problem
+        return False
+
+    def _write(self, one: Advice, result: Compared) -> None:
+        one.measured_gain, one.measured_range, one.measured_ms = result.gain, result.range, result.step_ms
+        changes = next((text for name, text in RESULTS.items() if name in one.settings), None)
+        differs = difference(result.unchanged_losses, result.losses) if result.losses else None
+        if differs is None:
+            losses = "no losses were seen to compare"
+        elif self.repeats is None or not self.repeats <= ROUNDING:
+            losses = "losses cannot be compared, two runs of the unchanged program differ"
+        else:
+            one.largest_difference, one.same_losses = differs, differs <= ROUNDING
+            kind = "equal" if not differs else "within tolerance" if one.same_losses else "different"
+            losses = f"losses are {kind}" + (f" ({differs:.1g})" if differs else "")
+        one.note = losses + (f"; it changes {changes}" if changes else "")
+        rejected = one.same_losses is False and not changes
+        one.status = "rejected" if rejected else "tried" if result.range[0] > 1 else "no gain"
+
+    def compare(self, settings: dict[str, Any], deadline: float) -> Compared:
+        """Let the unchanged and the changed program take turns. The first trial has a second unchanged one, whose
+        losses show whether those of two runs can be compared."""
+        steps = self.outcome.steps
+        warm_ups = max(2, min(WARM_UPS, steps // WARM_PART))
+        with self._sides([{}, settings] + [{}] * (self.repeats is None), warm_ups) as sides:
+            plain, altered, *second = sides
+            began = monotonic()
+            first = plain.answer(min(deadline, began + LONGER * self.outcome.wall_s + STARTING_S))
+            started = max(monotonic() - began, self.outcome.wall_s)
+            other = altered.answer(min(deadline, began + LONGER * started + PATIENCE_S))
+            if second:
+                self._compare_repeats(first["losses"], second[0], min(deadline, monotonic() + LONGER * started))
+            each = round(TURN_NS / max(1, min(first["ns"], other["ns"])))
+            each = max(1, min(each, (steps - warm_ups) // FEWEST))
+            turns = _take_turns(plain, altered, each, deadline)
+            gains = [math.log(before / after) for before, after in turns]
+            return Compared(
+                gain=math.exp(fmean(gains)),
+                range=[math.exp(end) for end in interval(gains)],
+                step_ms=median(after for _, after in turns) / each / 1e6,
+                losses=other["losses"],
+                unchanged_losses=first["losses"],
+            )
+
+    def _compare_repeats(self, losses: list[float], second: Side, deadline: float) -> None:
+        try:
+            again = second.answer(deadline)["losses"]
+            differs = difference(losses, again)
+        except NotTried:
+            differs = None
+        self.repeats = math.nan if differs is None else differs
+        second.end()
+
+    @contextmanager
+    def _sides(self, settings: list[dict[str, Any]], warm_ups: int) -> Iterator[list[Side]]:
+        with ExitStack() as stack:
+            sides = []
+            for each in settings:
+                sides.append(Side(self.program, each, warm_ups, self.folder, self.anywhere))
+                stack.callback(sides[-1].end)
+                # A signal that ends this process at once.
+                stack.enter_context(FLAG.before_exit(sides[-1].end))
+            yield sides
+
+
+def _take_turns(plain: Side, altered: Side, each: int, deadline: float) -> list[tuple[int, int]]:
+    """ns of turns of both sides, until their ratio is known or the program ends."""
+    turns: list[tuple[int, int]] = []
+    while len(turns) < MOST:
+        try:
+            # Who was second is first in the next turn.
+            if len(turns) % 2 == 0:
+                before = plain.turn(each, deadline)
+                after = altered.turn(each, min(deadline, monotonic() + LONGER * before / 1e9 + PATIENCE_S))
+            else:
+                after = altered.turn(each, min(deadline, monotonic() + LONGER * turns[-1][0] / 1e9 + PATIENCE_S))
+                before = plain.turn(each, deadline)
+        except NotTried:
+            if len(turns) < FEWEST:
+                raise
+            break
+        turns.append((before, after))
+        if len(turns) >= FEWEST:
+            low, high = interval([math.log(before / after) for before, after in turns])
+            if high - low < math.log(NARROW):
+                break
+    return turns
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean of at least four values."""
+    quantile = sum(factor / (len(values) - 1) ** power for power, factor in enumerate(STUDENT))
+    half = quantile * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+class Side:
+    """A program in a process group of its own, with its own temporary folder."""
+
+    def __init__(
+        self, program: Program, settings: dict[str, Any], warm_ups: int, root: Path, anywhere: bool = False
+    ) -> None:
+        folder = Path(mkdtemp(dir=root))
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(0.5)
+        self._received = b""
+        self._messages = folder / "messages"
+        with theirs, self._messages.open("wb") as messages:
+            self._process = Popen(
+                [sys.executable, "-m", CHILD, str(theirs.fileno()), str(os.getpid())],
+                stdin=DEVNULL, stdout=DEVNULL, stderr=messages, pass_fds=[theirs.fileno()], start_new_session=True,
+                env=_environment(folder, settings),
+            )  # fmt: skip
+        started = {**asdict(program), "script": str(program.script)}
+        self._send({"program": started, "settings": settings, "warm_ups": warm_ups, "anywhere": anywhere})
+
+    def answer(self, deadline: float) -> dict[str, Any]:
+        """The next answer, after which the program stands still."""
+        while b"\n" not in self._received:
+            if monotonic() > deadline:
+                raise NotTried("it took too long")
+            try:
+                received = self._socket.recv(1 << 16)
+            except TimeoutError:
+                if self._process.poll() is None:
+                    continue
+                received = b""
+            except OSError:
+                received = b""
+            if not received:
+                raise NotTried(self._failure())
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        self._signal(signal.SIGSTOP)
+        answer: dict[str, Any] = json.loads(line)
+        if effect := answer.get("effect"):
+            raise Ended(refused(effect))
+        if "steps" in answer:
+            raise Ended(self._failure() if answer["code"] else f"the program ends after {answer['steps']} steps")
+        return answer
+
+    def turn(self, steps: int, deadline: float) -> int:
+        """ns of the next steps."""
+        self._send(steps)
+        self._signal(signal.SIGCONT)
+        return int(self.answer(deadline)["ns"])
+
+    def end(self) -> None:
+        """End all of its processes."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._socket.close()
+
+    def _send(self, message: Any) -> None:
+        # A process that has ended says so in its answer.
+        with suppress(OSError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _failure(self) -> str:
+        """The last line of its messages."""
+        lines = self._messages.read_text(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else f"the program ended with exit code {self._process.wait()}"
+
+
+def _environment(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """That of a trial: services that log or download stay offline, what is made is in the folder."""
+    here = str(folder)
+    return {
+        **os.environ,
+        "TMPDIR": here, "TORCHINDUCTOR_CACHE_DIR": f"{here}/inductor", "TRITON_CACHE_DIR": f"{here}/triton",
+        "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        "WANDB_MODE": "disabled", "WANDB_DIR": here, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+        "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+        **{name: value for key in settings for name, value in ENVIRONMENT.get(key, {}).items()},
+    }  # fmt: skip

@@ -1,0 +1,295 @@
+"""Advice that is tried: what is measured, which programs do not run again, and that nothing of the user's changes."""
+
+from __future__ import annotations
+
+import math
+import socket
+import sys
+from io import StringIO
+from pathlib import Path
+from textwrap import dedent, indent
+from time import monotonic
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import recperf
+from recperf.cli import main
+from recperf.execution import step_profile, trials
+from recperf.execution.script import Program, ScriptOutcome
+from recperf.execution.trials import Compared, NotTried, Trials, interval
+from recperf.measure import advice_rules, observing
+from recperf.measure.ceilings import Ceilings
+from recperf.measure.records import Advice
+
+LOOP = """
+import sys, time, torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 800
+    def __getitem__(self, row):
+        return torch.full((4,), row / 800)
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if __name__ == "__main__":
+    for step, x in enumerate(DataLoader(Rows(), 4)):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+ADVICE = Advice("threads", "Seen.", "torch.set_num_threads(1)", predicted_gain=1.5, settings={"threads": 1})
+
+
+def program(tmp_path: Path, inside: str = "", before: str = "", after: str = "") -> Program:
+    """The loop with further lines."""
+    loop = LOOP.replace("model =", dedent(before) + "\nmodel =") + indent(dedent(inside), " " * 8)
+    script = tmp_path / "train.py"
+    script.write_text(loop + indent(dedent(after), " " * 4))
+    return Program(script)
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every profile is short and advises one thread."""
+    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(advice_rules, "RULES", (lambda evidence: replace(ADVICE),))
+    monkeypatch.setattr(sys, "stdin", StringIO("input"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_interval_is_students() -> None:
+    low, high = interval([1.0, 2.0, 3.0, 4.0])
+    assert high - 2.5 == pytest.approx(3.182 * math.sqrt(5 / 3) / 2, rel=0.01)
+    assert low + high == pytest.approx(5.0)
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, results: dict[str, Any], advice: list[Advice], repeats: float = 0.0) -> None:
+    """Trials whose measurements are these, by the names of the settings together."""
+
+    def compare(self: Trials, settings: dict[str, Any], deadline: float) -> Compared:
+        self.repeats = repeats
+        result = results[" ".join(sorted(settings))]
+        if isinstance(result, Exception):
+            raise result
+        gain, losses = result
+        return Compared(gain, [gain - 0.05, gain + 0.05], 1.0, losses, [1.0, 2.0])
+
+    monkeypatch.setattr(Trials, "compare", compare)
+    Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), 60.0, False).try_each(advice, lambda text: None)
+
+
+def test_what_gains_is_tried_together_and_the_rest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("threads", "optimizer", "workers", "sparse", "tf32")
+    advice = [Advice(name, "", f"{name}!", settings={name: 1}) for name in names] + [Advice("batch", "", "batch!")]
+    results = {
+        "threads": (1.2, [1.0, 2.0]), "optimizer": (1.4, [1.0, 2.00001]), "workers": (1.02, [1.0, 2.0]),
+        "sparse": (1.3, [1.0, 2.1]), "tf32": NotTried("RuntimeError: no such device"),
+        "optimizer sparse threads": (2.0, [1.0, 2.1]),
+    }  # fmt: skip
+    tried(monkeypatch, results, advice)
+    by_name = {one.name: one for one in advice}
+    assert [one.name for one in advice if one.status == "tried"] == [trials.ALL, "optimizer", "sparse", "threads"]
+    assert by_name["workers"].status == "no gain"
+    assert (by_name["tf32"].status, by_name["tf32"].note) == ("not tried", "RuntimeError: no such device")
+    assert (by_name["batch"].status, by_name["batch"].note) == ("not tried", "only its author can make this change")
+    assert by_name["threads"].note == "losses are equal"
+    assert by_name["optimizer"].note == "losses are within tolerance (5e-06)"
+    assert str(by_name["sparse"].note).startswith("losses are different (0.05); it changes the results: SparseAdam")
+
+
+def test_a_change_that_should_keep_the_losses_and_does_not_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    rejected, unknown = (Advice("threads", "", "", settings={"threads": 1}) for _ in range(2))
+    tried(monkeypatch, {"threads": (1.5, [1.0, 2.1])}, [rejected])
+    assert rejected.status == "rejected"
+    tried(monkeypatch, {"threads": (1.5, [1.0, 2.1])}, [unknown], repeats=0.1)
+    assert (unknown.status, unknown.same_losses) == ("tried", None)
+    assert "cannot be compared" in str(unknown.note)
+
+
+def test_the_time_for_trials_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), 60.0, False, began=monotonic() - 61)
+    one = Advice("threads", "", "", settings={"threads": 1})
+    assert not late.try_one(one, lambda text: None)
+    assert (one.status, one.note) == ("not tried", "the time for trials, 60 s, was over")
+
+
+APPENDS = "with open('log.txt', 'a') as log: log.write('step\\n')"
+OVERWRITES = "torch.save(model.state_dict(), 'ckpt.pt')"
+DELETES = "if step == 3:\n    import shutil\n    shutil.rmtree('cache', ignore_errors=True)"
+WORKER = "loader = DataLoader(Rows(), 4, num_workers=1)"
+
+
+@pytest.mark.parametrize(
+    ("inside", "effect"),
+    [
+        (APPENDS, "writes log.txt (train.py:"),
+        (OVERWRITES, "writes ckpt.pt (train.py:"),
+        (DELETES, "removes cache (train.py:"),
+        ("Path('one').rename('two') if step == 2 else None", "renames one (train.py:"),
+        ("if step == 2: import subprocess; subprocess.run(['true'])", "starts true (train.py:"),
+        ("step == 2 and sys.stdin.read()", "the program read its standard input"),
+        ("if step == 2: next(iter(DataLoader(Writing(), 4, num_workers=1)))", "writes seen.txt (train.py:"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("advised")
+def test_a_program_that_changes_something_does_not_run_again(
+    tmp_path: Path, inside: str, effect: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("one").touch()
+    Path("cache").mkdir()
+    Path("cache", "rows").touch()
+    writing = """
+    class Writing(Rows):
+        def __getitem__(self, row):
+            Path('seen.txt').write_text('x')
+            return super().__getitem__(row)
+    """
+    program(tmp_path, inside, writing)
+    assert main(["profile", "--script", "train.py", "--no-peaks", "--run-dir", "profile", "--no-report"]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert f"1.50x predicted; not tried: {effect if 'input' in effect else 'the program ' + effect}" in printed
+    assert ("--try-fixes runs it again" in printed) == ("input" not in effect)
+    (one,) = recperf.load("profile/profile.json").advice
+    assert one.status == "not tried"
+
+
+@pytest.mark.usefixtures("advised")
+def test_a_program_that_posts_to_a_local_server_does_not_run_again(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        posts = "if step == 2:\n    import socket\n    socket.create_connection(('127.0.0.1', {})).close()"
+        program(tmp_path, posts.format(server.getsockname()[1]))
+        assert main(["profile", "--script", "train.py", "--no-peaks", "--quiet", "--run-dir", "p", "--no-report"]) == 0
+        server.settimeout(0)
+        server.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    (one,) = recperf.load("p/profile.json").advice
+    assert str(one.note).startswith("the program connects to 127.0.0.1:")
+
+
+HARMLESS = """
+import tempfile
+if step == 2:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(model, f'{folder}/model.pt')
+        Path(folder, 'a').write_text('x')
+        Path(folder, 'a').rename(f'{folder}/b')
+    with tempfile.TemporaryFile() as one, open('train.py') as two, open('/dev/null', 'w') as three:
+        one.write(b'x')
+    next(iter(DataLoader(Rows(), 4, num_workers=1)))
+"""
+
+
+@pytest.mark.usefixtures("advised")
+def test_temporary_files_and_workers_are_no_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, HARMLESS)
+    asked: list[ScriptOutcome] = []
+
+    def try_each(self: Trials, advice: list[Advice], say: Any) -> None:
+        asked.append(self.outcome)
+
+    monkeypatch.setattr(Trials, "try_each", try_each)
+    assert main(["profile", "--script", "train.py", "--no-peaks", "--quiet", "--run-dir", "p", "--no-report"]) == 0
+    assert [outcome.effects for outcome in asked] == [[]], recperf.load("p/profile.json").advice
+    for option in ("--no-try", "--try-for=3"):
+        assert main(["profile", "--script", "train.py", "--no-peaks", "--quiet", "--run-dir", option[2:], option]) == 0
+    assert len(asked) == 2
+
+
+def compared(program: Program, folder: Path, steps: int) -> Compared:
+    outcome = ScriptOutcome(steps=steps, wall_s=1.0)
+    unlimited = Trials(program, outcome, folder, math.inf, False)
+    return unlimited.compare({"threads": 1}, monotonic() + 300)
+
+
+@pytest.mark.slow
+def test_a_trial_measures_a_gain_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that sleeps three times as long with two threads; C++ that writes a file is stopped by the kernel."""
+    monkeypatch.setattr(trials, "TURN_NS", 0.1e9)
+    monkeypatch.setattr(trials, "MOST", 5)
+    inside = f"""
+    time.sleep(0.03 if torch.get_num_threads() > 1 else 0.01)
+    if step == 2:
+        try:
+            torch._C.PyTorchFileWriter({str(tmp_path / "ckpt.pt")!r})
+        except Exception:
+            pass
+    if step == 60:
+        open({str(tmp_path / "log.txt")!r}, "a")
+    """
+    (tmp_path / "trials").mkdir()
+    made = program(tmp_path, inside, "torch.set_num_threads(2)")
+    result = compared(made, tmp_path / "trials", 200)
+    assert result.range[0] > 1
+    assert result.gain > 1.5
+    assert result.losses == result.unchanged_losses
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "trials"]
+
+
+@pytest.mark.long
+def test_a_trial_that_would_write_or_fails_says_so(tmp_path: Path) -> None:
+    for inside, problem in (
+        ("if step == 2: open('log.txt', 'a')", "writes log.txt"),
+        ("if step == 3: raise ValueError('planned')", "ValueError: planned"),
+        ("if step == 11: break", "ends after 12 steps"),
+    ):
+        with pytest.raises(NotTried, match=problem):
+            compared(program(tmp_path, inside), tmp_path, 200)
+    assert not Path("log.txt").exists()
+
+
+CEILINGS = Ceilings(
+    device="cpu", threads=2, flops={"float32": 1e11}, stream=20e9, first_touch=2e9, cached=60e9,
+    cache_bytes=8_000_000, stream_cache_bytes=8_000_000, largest_cache=8_000_000,
+    rows_memory=((64, 100.0), (1024, 300.0)), rows_cache=((64, 5.0), (1024, 20.0)),
+    calls={"elementwise": 1000.0, "index": 2000.0},
+)  # fmt: skip
+FACTORS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+
+class Factors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(100_000, 32), nn.Embedding(100_000, 32)
+
+    def forward(self, users, items):
+        return (self.user(users) * self.item(items)).sum(1)
+
+model = Factors()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for step in range(400):
+    users, items = torch.randint(100_000, (2, 64))
+    loss = (model(users, items) - 1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+def test_a_program_with_a_dense_optimizer_over_its_tables_is_told_so_and_gains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(step_profile.machine_peaks, "require", lambda *_: None)
+    monkeypatch.setattr(step_profile, "ceilings_of", lambda *_, **__: CEILINGS)
+    monkeypatch.setattr(advice_rules, "RULES", (advice_rules.dense_table,))
+    script, folder = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(FACTORS)
+    assert main(["profile", "--script", str(script), "--try-for", "300", "--verbose", "--run-dir", str(folder)]) == 0
+    (advice,) = recperf.load(folder / "profile.json").advice
+    assert "of 2 tables, but Adam" in advice.seen
+    assert "rows = torch.optim.SparseAdam([user.weight, item.weight], lr=0.01)" in advice.change
+    assert (advice.predicted_gain or 0) > 1
+    assert (advice.measured_gain or 0) > 1
+    assert advice.same_losses is not None
+    printed = capfd.readouterr().out
+    assert "What to change" in printed
+    assert "sparse=True" in printed
