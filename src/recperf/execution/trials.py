@@ -99,13 +99,19 @@ def try_advice(
     temporary = TemporaryDirectory(prefix="recperf-trial-", ignore_cleanup_errors=True)
     with temporary as folder, FLAG.before_exit(temporary.cleanup):
         trials = Trials(program, outcome, Path(folder), math.inf if anywhere else seconds, anywhere)
-        trials.try_each(advice, say)
+        with suppress(KeyboardInterrupt):
+            trials.try_each(advice, say)
+    for one in advice:
+        if one.status == "suggested":
+            one.status, one.note = "not tried", "stopped by Ctrl-C"
 
 
 def why_not(outcome: ScriptOutcome, *, anywhere: bool) -> str | None:
     """Why a program does not run again; None where it may."""
     if "SLURM_JOB_ID" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
         return "no program runs again under SLURM or torchrun"
+    if outcome.code:
+        return f"the program ended with exit code {outcome.code}"
     if outcome.read_input:
         return "the program read its standard input"
     if outcome.effects and not anywhere:
