@@ -43,8 +43,8 @@ INTER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\nu1\t7\t5.0
 def test_a_text_format_is_one_declaration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines as logfmt has them, name=value: found by their first line, imported and read as rows."""
 
-    def rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
-        lines = [dict(part.split("=") for part in line.split()) for line in block.content.decode().splitlines()]
+    def rows(connection: Any, source: Source, block: TextBlock, bad: BadRows) -> str:
+        lines = [dict(part.split("=") for part in line.split()) for line in block.lines]
         names = [source.names[at] for at in source.columns.values()]
         columns = {f"f{at}": [line[name] for line in lines] for at, name in enumerate(names)}
         connection.register("batch", pyarrow().table(columns))
@@ -262,7 +262,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from recperf.data.rows import imports as clicks
 from recperf.data.rows.options import ClickOptions
-from recperf.data.known.yambda import imports as events
+from recperf.data.events import imports as events
 from recperf.errors import Stopped
 from recperf.stop import FLAG
 
@@ -274,11 +274,11 @@ def send():
 
 def stopped_in(owner, name, import_file):
     whole = getattr(owner, name)
-    def phase(*arguments):
+    def phase(*arguments, **named):
         timer = threading.Timer(float(sys.argv[2]), send)
         timer.daemon = True
         timer.start()
-        return whole(*arguments)
+        return whole(*arguments, **named)
     setattr(owner, name, phase)
     try:
         import_file()

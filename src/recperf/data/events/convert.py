@@ -19,6 +19,7 @@ from .options import ImportOptions, SideRole
 
 ID_ROLES: tuple[SideRole, ...] = ("user", "item")
 _AT_ONCE = 1 << 16
+_FIRST_IDS = "(FROM raw LIMIT 1000)"
 _INTEGER_ID = r"0|-?[1-9][0-9]{0,17}"
 
 
@@ -73,7 +74,8 @@ def _id(raw: RawRows, role: str) -> str:
     number = not is_text(kind)
     if is_text(kind):
         is_integer_id = f"regexp_full_match({value}, '{_INTEGER_ID}')"
-        number = raw.row(f"bool_and({is_integer_id}) FROM raw")[0] is not False
+        # Nearly always the first ids tell that they are text.
+        number = all(raw.row(f"bool_and({is_integer_id}) FROM {rows}")[0] is not False for rows in (_FIRST_IDS, "raw"))
         value = f"CASE WHEN {is_integer_id} THEN {value} END" if number else value
     elif kind in ("FLOAT", "DOUBLE"):
         value = f"CASE WHEN {value} = floor({value}) THEN {value} END"
@@ -90,21 +92,25 @@ def _context(column: str, kind: str) -> str:
     return present(f'"{column}"') if is_text(kind) else f'"{column}"'
 
 
-def number_ids(connection: Any, role: str, path: Path) -> Originals:
-    """Replace a role's ids in `events` by 1, 2 and so on in ascending order; the table `<role>_ids` has both.
+def number_ids(connection: Any, draft: Path) -> dict[str, Originals]:
+    """Replace ids in `events` by 1, 2 and so on in ascending order; the table `<role>_ids` has both.
 
-    The file gets one JSON value per line, so that line k has what id k was.
+    A file for each role gets one JSON value per line, so that line k has what id k was.
     """
-    connection.execute(
-        f"CREATE TABLE {role}_ids AS SELECT value, (row_number() OVER ())::UINTEGER AS id FROM "
-        f"(SELECT DISTINCT {role}_id AS value FROM events WHERE {role}_id IS NOT NULL ORDER BY value)"
-    )
-    connection.execute(
-        f"CREATE TABLE numbered AS SELECT events.* REPLACE (id AS {role}_id) "
-        f"FROM events LEFT JOIN {role}_ids ON value = {role}_id"
-    )
+    for role in ID_ROLES:
+        connection.execute(
+            f"CREATE TABLE {role}_ids AS SELECT value, (row_number() OVER ())::UINTEGER AS id FROM "
+            f"(SELECT DISTINCT {role}_id AS value FROM events WHERE {role}_id IS NOT NULL ORDER BY value)"
+        )
+    numbers = ", ".join(f"{role}_ids.id AS {role}_id" for role in ID_ROLES)
+    joined = " ".join(f"LEFT JOIN {role}_ids ON {role}_ids.value = {role}_id" for role in ID_ROLES)
+    connection.execute(f"CREATE TABLE numbered AS SELECT events.* REPLACE ({numbers}) FROM events {joined}")
     connection.execute("DROP TABLE events")
     connection.execute("ALTER TABLE numbered RENAME TO events")
+    return {f"{role}s": _write_ids(connection, role, draft / f"{role}s.jsonl") for role in ID_ROLES}
+
+
+def _write_ids(connection: Any, role: str, path: Path) -> Originals:
     lines, encode = 0, json.JSONEncoder(ensure_ascii=False).encode
     kind = "text" if column_types(connection, f"{role}_ids")["value"] == "VARCHAR" else "number"
     result = connection.execute(f"SELECT value FROM {role}_ids ORDER BY id")

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ...folders import remove_folder
 from ...jsonfile import as_json
 from ...stop import poll
 from ..files.file import Source
-from ..files.load import load_file
+from ..files.load import Number, load_file
 from ..files.options import repeated_rows
 from ..files.source import inspect, require_role
 from ..files.text_rows import BadRows
@@ -45,6 +45,10 @@ from .writer import OURS, StoreWriter, finished
 LICENCE = "that of the source"
 ROLES = ("user", "item", "time", *SIGNALS)
 """Roles of columns of events. Those that may belong to items are c0, c1 and so on, and those of context x0, x1, ..."""
+NUMBERS: Final[dict[str, Number]] = {
+    "user": "BIGINT", "item": "BIGINT", "time": "DOUBLE", "rating": "DOUBLE", "label": "DOUBLE"
+}  # fmt: skip
+"""What columns may be stored as."""
 QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
 _BATCH_ROWS = 1 << 17
 
@@ -203,17 +207,16 @@ def _build(
 ) -> Path:
     with open_database(writer.draft / "sorting", memory=options.memory_mib << 20) as connection:
         bad = BadRows(source.path, options.skip_bad)
-        load_file(connection, source, reading, bad)
+        load_file(connection, source, reading, bad, numbers=NUMBERS)
         used = {*source.columns.values()}
         unused = {name: "" for at, name in enumerate(source.names) if name and at not in used}
         files = (side_table.of_file(connection, role, options, writer.draft / "sorting", reading) for role in ID_ROLES)
         of_events = side_table.of_events(connection, source, options, unused)
         tables = [table for table in (*files, of_events) if table is not None]
         options = convert(connection, source, options, bad)
+        originals = number_ids(connection, writer.draft)
         facts = _facts(connection, source, options)
-        facts.skipped_rows, facts.recognised = bad.skipped, recognised
-        for role in ID_ROLES:
-            facts.originals[f"{role}s"] = number_ids(connection, role, writer.draft / f"{role}s.jsonl")
+        facts.skipped_rows, facts.recognised, facts.originals = bad.skipped, recognised, originals
         facts.tables = {table.role: table.write(writer.draft) for table in tables}
         facts.unused_columns = unused | {
             name: why for table in facts.tables.values() if not table.source for name, why in table.left_out.items()
@@ -329,7 +332,9 @@ def _write_sorted(
     rows = f"SELECT user_id, item_id, seconds, positive{more}, row FROM events"
     if negatives is not None:
         rows += f" UNION ALL BY NAME {FIRST_TIMES}"
-    query = f"SELECT user_id, item_id, seconds, positive{more} FROM ({rows}) ORDER BY user_id, seconds, row"
+    kind = f"CASE WHEN coalesce(positive, true) THEN {POSITIVE} ELSE {NEGATIVE} END::UTINYINT"
+    selected = f"user_id, item_id, seconds, {kind}, (positive IS NULL)::UTINYINT{more}"
+    query = f"SELECT {selected} FROM ({rows}) ORDER BY user_id, seconds, row"
     reader, path = connection.sql(query).to_arrow_reader(_BATCH_ROWS), writer.draft / CONTEXT
     with ExitStack() as stack:
         file: Any = None
@@ -339,11 +344,9 @@ def _write_sorted(
             file = stack.enter_context(pyarrow(".parquet").ParquetWriter(str(path), schema))
         for batch in reader:
             poll()
-            users, items, times = (batch.column(at).to_numpy() for at in range(3))
-            positive = batch.column(3)
-            first = positive.is_null().to_numpy(zero_copy_only=False)
-            liked = positive.fill_null(True).to_numpy(zero_copy_only=False)
-            kinds = np.where(liked, POSITIVE, NEGATIVE).astype(np.uint8)
+            # What to_numpy does as well, but it imports pandas.
+            users, items, times, kinds, firsts = (np.from_dlpack(batch.column(at)) for at in range(5))
+            first = firsts.astype(np.bool_)
             events = {"uids": users, "items": items, "times": times, "kinds": kinds, "rows": np.arange(len(batch))}
             for part in (events,) if negatives is None else negatives.add(events, first):
                 row = part.pop("rows")

@@ -39,6 +39,8 @@ _SEVERAL = 0.1
 """Share of texts with a separator from which on a column has lists."""
 _OFTEN = 4
 """Of this many items on average that have the same whole number from which on it is a category."""
+_AT_ONCE = 64
+"""Columns whose different values together are found first."""
 _KINDS: dict[str | None, SideKind] = {"numeric": "number", "categorical": "category", None: "text"}
 
 
@@ -200,8 +202,12 @@ def _gather(connection: Any, names: dict[str, str], unused: dict[str, str]) -> N
     there = {column: sql.present(column) if sql.is_text(types[column]) else column for column in names}
     values = {"key": sql.category("item", types["item"]), **there}
     rows = f"SELECT rowid AS row, {', '.join(f'{value} AS {name}' for name, value in values.items())} FROM raw"
+    # There are far fewer different values of items than rows; with very many columns they take more memory.
+    few = f"key, {', '.join(names)}, max(row) AS row, count(*) AS events FROM ({rows}) GROUP BY ALL"
+    rows = f"SELECT {few if len(names) <= _AT_ONCE else f'*, 1 AS events FROM ({rows})'}"
     # Of an item with one event nothing says what would change.
-    asked = "arg_max({0}, row) AS {0}, CASE WHEN count({0}) > 1 THEN min({0}) <> max({0}) END AS {0}_changes"
+    several = "sum(events) FILTER ({0} IS NOT NULL) > 1"
+    asked = f"arg_max({{0}}, row) AS {{0}}, CASE WHEN {several} THEN min({{0}}) <> max({{0}}) END AS {{0}}_changes"
     selected = ", ".join(["key", *map(asked.format, names)])
     connection.execute(f"CREATE TABLE item_raw AS SELECT {selected} FROM ({rows}) GROUP BY key")
     counts = ", ".join(f"count(*) FILTER ({column}_changes), count({column}_changes)" for column in names)

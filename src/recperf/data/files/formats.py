@@ -16,12 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..tables import pyarrow
-from .file import BOM, LONGEST_LINE, Source, bad_file
+from .file import LONGEST_LINE, Source, bad_file
 from .recognise import FIRST_ROWS
-from .text_rows import BadRows, TextBlock
+from .text_rows import BadRows, RegularCsv, TextBlock, read_records
 from .values import MISSING, fetch_row, literal
 
 LIST_MARK = "|"
@@ -70,14 +68,15 @@ class TextFormat:
     name: str
     begins: Callable[[Path, str], bool]
     """Whether a file with this first line has the format, where no option says so; the first that has it is chosen."""
-    rows: Callable[[Any, Source, TextBlock, BadRows, int], str]
-    """The rows of a block, which has a number, as a table of DuckDB with the columns f0, f1 and so on for the roles."""
     names: Callable[[Path, bytes, str], list[str]] = lambda path, sample, delimiter: []
     """The names of the columns, or the fields of the first record, from the first bytes of a file."""
     first: Callable[[bytes, list[str], str], list[list[Any]]] = lambda sample, names, delimiter: []
     """The values of the first rows behind a header, from the same bytes; rows that cannot be read are left out."""
     delimited: bool = False
     """Whether rows are fields with a delimiter between them, which may be in quotes."""
+    rows: Callable[[Any, Source, TextBlock, BadRows], str] | None = None
+    """The rows of a block of lines as a table of DuckDB with the columns f0, f1 and so on for the roles; of a delimited
+    format none."""
     roles: tuple[str, ...] = ()
     """What its columns are, where that is fixed."""
 
@@ -100,23 +99,35 @@ def _csv_first(sample: bytes, names: list[str], delimiter: str) -> list[list[Any
     return [row for row in first if len(row) == len(names)]
 
 
-def _csv_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
-    # Each block has a file of its own: DuckDB may remember the content of a file by its name.
+def csv_table(connection: Any, source: Source, form: RegularCsv) -> str:
+    """A regular file as a table of DuckDB with the columns f0, f1 and so on for the roles."""
+    # A user's path could be a pattern, or the address of a host; and DuckDB may remember the content of a path.
     folder = Path(fetch_row(connection, "SELECT current_setting('temp_directory')")[0])
-    inode, *_ = source.state
-    (folder / f"{inode}-{number - 1}.csv").unlink(missing_ok=True)
-    path = folder / f"{inode}-{number}.csv"
-    # DuckDB removes a byte order mark, which could be part of the first field.
-    path.write_bytes(BOM + block.content)
+    path = folder / f"{'-'.join(map(str, source.state))}.csv"
+    if not path.is_symlink():
+        path.symlink_to(source.path.absolute())
     columns = ", ".join(f"c{at}: 'VARCHAR'" for at in range(len(source.names)))
     selected = ", ".join(f"c{at} AS f{position}" for position, at in enumerate(source.columns.values()))
-    quote = '"' if block.quoted else ""
+    quote, line_end = '"' if form.quoted else "", r"\r\n" if form.returns else r"\n"
     return (
         f"(SELECT {selected} FROM read_csv({literal(str(path))}, columns = {{{columns}}}, auto_detect = false, "
-        f"header = false, delim = {literal(source.delimiter)}, quote = '{quote}', escape = '{quote}', comment = '', "
-        f"new_line = '\\n', strict_mode = true, max_line_size = {2 * LONGEST_LINE}, "
-        f"buffer_size = {max(2 * LONGEST_LINE, len(block.content) + 4)}))"
+        f"header = {source.has_header}, delim = {literal(source.delimiter)}, quote = '{quote}', escape = '{quote}', "
+        f"comment = '', new_line = '{line_end}', strict_mode = true, parallel = {not form.broken}, "
+        f"compression = '{'gzip' if source.gzipped else 'none'}', max_line_size = {2 * LONGEST_LINE}, "
+        f"buffer_size = {4 * LONGEST_LINE}))"
     )
+
+
+def csv_rows(connection: Any, source: Source, bad: BadRows) -> Iterator[tuple[str, int]]:
+    """The same of any file as Python reads it, in parts; each with the bytes of the file that have been read."""
+    arrow = pyarrow()
+    for rows, bytes_read in read_records(source, bad):
+        columns = {
+            f"f{position}": arrow.array([row[at] or None for row in rows], arrow.string())
+            for position, at in enumerate(source.columns.values())
+        }
+        connection.register("batch", arrow.table(columns))
+        yield "batch", bytes_read
 
 
 def _begins_json(path: Path, first_line: str) -> bool:
@@ -142,13 +153,10 @@ def _json_first(sample: bytes, names: list[str], delimiter: str) -> list[list[An
     return first
 
 
-def _json_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
+def _json_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows) -> str:
     """Values of objects as text."""
     arrow = pyarrow()
-    offsets = np.append(0, block.ends_N).astype(np.int32)
-    lines = arrow.Array.from_buffers(
-        arrow.string(), len(block.ends_N), [None, arrow.py_buffer(offsets), arrow.py_buffer(block.content)]
-    )
+    lines = arrow.array(block.lines, arrow.string())
     connection.register("batch", arrow.table({"line": lines, "row": block.numbers_N}))
     filled = "trim(line, e' \\t\\r\\n') <> ''"
     valid = "CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END"
@@ -164,7 +172,7 @@ def _json_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, 
     return f'(SELECT {", ".join(values)} FROM (SELECT line, "row", {fields} FROM ({rows})) ORDER BY "row")'
 
 
-def _sequence_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows, number: int) -> str:
+def _sequence_rows(connection: Any, source: Source, block: TextBlock, bad: BadRows) -> str:
     """Lines of a user and items, separated by whitespace or commas, as a pair of user and item for each item."""
     arrow = pyarrow()
     chunks: list[Any] = []
@@ -177,7 +185,7 @@ def _sequence_rows(connection: Any, source: Source, block: TextBlock, bad: BadRo
         users.clear()
         items.clear()
 
-    for row, line in zip(block.numbers_N.tolist(), block.content.decode().split("\n")):
+    for row, line in zip(block.numbers_N.tolist(), block.lines):
         fields = line.replace(",", " ").split()
         missing = next((field for field in fields if field in MISSING), None)
         if missing is not None or len(fields) == 1:
@@ -202,7 +210,6 @@ TEXT = {
             begins=lambda path, line: True,
             names=_csv_names,
             first=_csv_first,
-            rows=_csv_rows,
             delimited=True,
         ),
         TextFormat(name="sequences", begins=lambda path, line: False, rows=_sequence_rows, roles=("user", "item")),

@@ -111,7 +111,7 @@ class RawRows:
         """The coarsest unit in which the largest time is before 2106; text that is no number is ISO."""
         if sql.is_time(kind):
             return "iso"
-        least, largest = self.row(f"min({self.number(column)}), max({self.number(column)}) FROM raw")
+        least, largest = self.row(f"min(number), max(number) FROM (SELECT {self.number(column)} AS number FROM raw)")
         if largest is None:
             return "iso" if sql.is_text(kind) else "s"
         units: list[TimeUnit] = ["s", "ms", "us", "ns"]
@@ -146,5 +146,5 @@ class RawRows:
             return f"no {check.subject}" + (f": {value!r} stands for a missing value" if value else "")
         kind = self.kinds[check.column]
         usual = sql.is_text(kind) or sql.is_integer(kind) or kind in ("FLOAT", "DOUBLE")
-        shown = repr(shorten_middle(value, 60)) if sql.is_text(kind) else value
+        shown = repr(shorten_middle(value, 60)) if sql.is_text(kind) or self.source.delimited else value
         return f"{check.subject} {shown}{'' if usual else f' (of type {kind})'} is not {check.allowed}"

@@ -29,6 +29,8 @@ _DELIMITERS = ("\t", ",", ";", "|")
 _SAMPLE_BYTES = 1 << 20
 _TYPE = re.compile("(?<=.):(token|float)(_seq)?$")
 """What RecBole's files write behind a column's name."""
+_MOST_ITEM_COLUMNS = 100
+"""Columns of events that may belong to items without an option; each takes queries of its own."""
 _MOST_SHOWN = 20
 """Names of columns in a message."""
 
@@ -186,8 +188,9 @@ def _with_columns(
         roles.update(dict.fromkeys(by_value, "time"))
     item = next((at for at, role in roles.items() if role == "item"), None)
     if item_columns and item is not None:
-        others = [at for at in columns_within(rows(), item) if at not in roles and names.count(names[at]) == 1]
-        roles |= {at: f"c{number}" for number, at in enumerate(others)}
+        counts = Counter(names)
+        others = [at for at in columns_within(rows(), item) if at not in roles and counts[names[at]] == 1]
+        roles |= {at: f"c{number}" for number, at in enumerate(others[:_MOST_ITEM_COLUMNS])}
     return replace(source, columns={role: at for at, role in roles.items()}, time_by_values=bool(by_value))
 
 

@@ -1,17 +1,20 @@
-"""Rows of a text file of a user in blocks, and which of them are bad. numpy finds rows without reading their fields.
+"""Rows of a text file of a user, and which of them are bad.
 
-Rows end as Python's csv module ends them: a line break within quotes is part of a field. A quote opens a field only at
-its beginning, and the field ends with the quote that closes it; quotes anywhere else are refused, unless no field of a
-block begins with one: then they are ordinary characters.
+Rows are what Python's csv module reads, in its strict mode: a line break within quotes is part of a field, a quote
+opens a field only at its beginning, and behind the quote that closes it the field ends. DuckDB reads most files to the
+same rows and far faster; `regular_csv` says which, by a look at the bytes. Python reads the others, and those that have
+bad rows.
 
 Shapes: N rows of a block.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import re
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +27,20 @@ from ...jsonfile import Struct
 from ...stop import poll
 from .file import BOM, LONGEST_LINE, READ_ERRORS, Source, bad_file, unreadable
 
-BLOCK = 12 << 20
-"""Bytes of text that are read at once: DuckDB is faster with more rows than its row groups have, 122,880."""
+BLOCK = 4 << 20
+"""Bytes of text that are read at once."""
+ROWS_AT_ONCE = 1 << 16
 NOT_UTF8 = " is not UTF-8 text", "convert it to UTF-8"
+NUL = " has a NUL byte", "write the file again, as text"
+_MOST_COLUMNS = 2000
+"""Of a file that DuckDB reads: with very many it takes longer than Python."""
 _LISTED = 20
 """Bad rows that a description of an import lists."""
 _FEED, _RETURN, _QUOTE, _SPACE = b'\n\r" '
+_NOT_A_BYTE = re.compile("[\ud800-\udfff]")
+"""What stands for bytes that are not UTF-8."""
+_ONE_MARK = "\ufdd0"
+"""Stands for a delimiter of two characters, which the csv module cannot have. No text has this character."""
 
 Positions = NDArray[np.int64]
 
@@ -78,170 +89,251 @@ class BadRows:
         return SkippedRows(count=len(self._rows), first=first) if first else None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TextBlock:
-    """Rows of a file, without blank and bad ones."""
-
-    content: bytes
-    """Each row ends with a line feed."""
-    ends_N: Positions
-    """Where in `content` each row ends."""
-    numbers_N: Positions
-    """The number of each row in the file, from 1; blank lines do not count."""
-    quoted: bool
-    """Whether some field is in quotes."""
-    trimmed: bool
-    """Whether no field has whitespace around it or is an empty text in quotes."""
-    bytes_read: int
-    """Bytes of the file on disk read so far."""
-
-
-def read_blocks(source: Source, bad: BadRows) -> Generator[TextBlock, None, None]:
-    """The rows of a text file after its header; bad ones are left out and recorded."""
-    number, rest = 0 if source.has_header else 1, b""
+def read_blocks(source: Source) -> Iterator[tuple[bytes, int]]:
+    """A text file in blocks of whole lines, each with the bytes of the file that have been read. A line that is too
+    long may be cut."""
+    rest, text = b"", BOM
     with open_dataset_file(source.path) as file:
         stream = gzip.GzipFile(fileobj=file) if source.gzipped else file
-        text, first = b"begin", True
         while text:
             poll()
             try:
                 text = stream.read(BLOCK)
-                # A carriage return and its line feed stay together.
-                while text.endswith(b"\r") and (more := stream.read(1)):
-                    text += more
             except READ_ERRORS as error:
                 raise unreadable(source.path, error) from None
-            content = rest + (text.removeprefix(BOM) if first else text)
-            first = False
-            if not text and content and not content.endswith((b"\n", b"\r")):
-                content += b"\n"
-            rows = _Rows(content, source, number)
-            rest = content[rows.end :]
-            rows.require_legal(is_last=not text)
-            if rows.end:
-                block, number = rows.checked(bad, file.tell())
-                yield block
+            content = rest + (text if file.tell() > BLOCK or rest else text.removeprefix(BOM))
+            # A carriage return and its line feed stay together.
+            end = max(content.rfind(b"\n"), content.rfind(b"\r", 0, -1)) + 1
+            if not text or len(content) - end > LONGEST_LINE:
+                end = len(content)
+            rest = content[end:]
+            if end:
+                yield content[:end], file.tell()
 
 
-class _Rows:
-    """The whole rows at the beginning of a text; `number` is that of the first, 0 for a header."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextBlock:
+    """Lines of a file, without blank and bad ones."""
 
-    def __init__(self, content: bytes, source: Source, number: int) -> None:
-        self.source = source
-        codes = np.frombuffer(content, np.uint8)
-        self.quotes = np.zeros(0, np.int64)
-        if source.delimited and b'"' in content:
-            quotes = np.flatnonzero(codes == _QUOTE)
-            before = codes[quotes - 1]
-            opens = (quotes == 0) | np.isin(before, [_FEED, _RETURN, ord(source.delimiter[-1])])
-            self.quotes = quotes if opens.any() else self.quotes
-        feeds = np.flatnonzero(codes == _FEED)
-        if b"\r" in content:
-            returns = self._outside(np.flatnonzero(codes == _RETURN))
-            pairs = returns[codes[np.minimum(returns + 1, len(codes) - 1)] == _FEED]
-            feeds = np.union1d(feeds, np.setdiff1d(returns, pairs, assume_unique=True))
-        feeds = self._outside(feeds)
-        self.end = int(feeds[-1]) + 1 if len(feeds) else 0
-        """Where in the text the last row ends."""
-        self.unended = len(content) - self.end
-        self.codes, self.ends_N = codes[: self.end], feeds + 1
-        self.quotes = self.quotes[self.quotes < self.end]
-        if b"\r" in content and self.end:
-            self._only_feeds(returns[returns < self.end], pairs)
-        self.filled_N = np.diff(self.ends_N, prepend=0) > 1
-        self.numbers_N = number - 1 + np.cumsum(self.filled_N)
-        """The number of each row; that of a blank one is that of the row before it."""
-        self.next = int(self.numbers_N[-1]) + 1 if len(self.ends_N) else number
+    lines: list[str]
+    """Without their ends."""
+    numbers_N: Positions
+    """The number of each line in the file, from 1; blank ones do not count."""
+    bytes_read: int
+    """Bytes of the file on disk read so far."""
 
-    def _outside(self, at_N: Positions) -> Positions:
-        """Those positions that are not within quotes."""
-        return at_N[np.searchsorted(self.quotes, at_N) % 2 == 0] if len(self.quotes) else at_N
 
-    def _only_feeds(self, returns: Positions, pairs: Positions) -> None:
-        """End all rows with a line feed only."""
-        codes = self.codes.copy()
-        codes[returns] = _FEED
-        dropped = pairs[pairs < self.end]
-        self.codes = np.delete(codes, dropped)
-        self.ends_N = self.ends_N - np.searchsorted(dropped, self.ends_N)
-        self.quotes = self.quotes - np.searchsorted(dropped, self.quotes)
+def read_lines(source: Source, bad: BadRows) -> Iterator[TextBlock]:
+    """The lines of a text file after its header; bad ones are left out and recorded."""
+    number = 0 if source.has_header else 1
+    for content, bytes_read in read_blocks(source):
+        lines, numbers = list[str](), list[int]()
+        for line in filter(None, content.splitlines()):
+            if len(line) > LONGEST_LINE:
+                raise _endless(source, number)
+            text = line.decode(errors="surrogateescape")
+            if number and (fault := _fault(text)):
+                bad.add(number, *fault)
+            elif number:
+                lines.append(text)
+                numbers.append(number)
+            number += 1
+        yield TextBlock(lines=lines, numbers_N=np.array(numbers, np.int64), bytes_read=bytes_read)
 
-    def require_legal(self, *, is_last: bool) -> None:
-        """Refuse a row that is too long, and quotes that DuckDB and Python could read in different ways."""
-        long_N = np.flatnonzero(np.diff(self.ends_N, prepend=0) > LONGEST_LINE + 1)
-        if len(long_N) or self.unended > LONGEST_LINE:
-            row = int(self.numbers_N[long_N[0]]) if len(long_N) else self.next
-            what = f"row {row:,} does not end within {LONGEST_LINE:,} characters"
-            raise bad_file(self.source.path, what, "end every line, and look for a quote without its pair")
-        opening, closing = self.quotes[::2], self.quotes[1::2]
-        allowed = [_FEED, _QUOTE, ord(self.source.delimiter[-1])]
-        wrong = np.concatenate(
-            [
-                opening[(opening > 0) & ~np.isin(self.codes[opening - 1], allowed)],
-                closing[~np.isin(self.codes[closing + 1], allowed)],
-            ]
-        )
-        if len(wrong) or (is_last and self.unended):
-            at = np.searchsorted(self.ends_N, wrong.min(), side="right") if len(wrong) else 0
-            row = int(self.numbers_N[at]) if len(wrong) else self.next
-            why = "text beside the quotes of a field" if len(wrong) else "a quote without its pair"
-            raise bad_file(self.source.path, f"row {row:,} is not valid CSV: {why}", 'write a " within quotes as ""')
 
-    def checked(self, bad: BadRows, bytes_read: int) -> tuple[TextBlock, int]:
-        """The rows without blank and bad ones, and the number of the row after them."""
-        content, numbers_N = self.codes.tobytes(), self.numbers_N
-        kept_N = self.filled_N & (numbers_N > 0)
-        for at, (what, fix) in sorted(self._faults(content, kept_N, bad.room + 1).items()):
-            bad.add(int(numbers_N[at]), what, fix)
-            kept_N[at] = False
-        lengths_N = np.diff(self.ends_N, prepend=0)
-        if not kept_N.all():
-            content = self.codes[np.repeat(kept_N, lengths_N)].tobytes()
-        block = TextBlock(
-            content=content,
-            ends_N=np.cumsum(lengths_N[kept_N]),
-            numbers_N=numbers_N[kept_N],
-            quoted=bool(len(self.quotes)),
-            trimmed=not len(self.quotes) and content.isascii() and not self._has_spaces(),
-            bytes_read=bytes_read,
-        )
-        return block, self.next
-
-    def _faults(self, content: bytes, kept_N: NDArray[np.bool_], most: int) -> dict[int, tuple[str, str]]:
-        """What is wrong with rows, by their position in the block: all, or the first `most` of a kind."""
-        faults: dict[int, tuple[str, str]] = {}
-        if b"\0" in content:
-            for at in np.searchsorted(self.ends_N, np.flatnonzero(self.codes == 0)[: 2 * most], side="right").tolist():
-                faults[at] = " has a NUL byte", "write the file again, as text"
-        start = 0
-        for _ in range(most):
-            try:
-                content[start:].decode()
-                break
-            except UnicodeDecodeError as error:
-                at = int(np.searchsorted(self.ends_N, start + error.start, side="right"))
-                faults[at], start = NOT_UTF8, int(self.ends_N[at])
-        if self.source.delimited:
-            columns_N, width = self._columns(), len(self.source.names)
-            for at in np.flatnonzero((columns_N != width) & kept_N)[:most].tolist():
-                what = f" has {columns_N[at]} columns; the first line has {width}"
-                faults[at] = what, "repair that row, or set --delimiter"
-        return {at: fault for at, fault in faults.items() if kept_N[at]}
-
-    def _has_spaces(self) -> bool:
-        """Whether whitespace of ASCII lies beside a delimiter or the end of a row."""
-        mark = ord(self.source.delimiter[0])
-        spaces = np.flatnonzero((self.codes <= _SPACE) & (self.codes != _FEED) & (self.codes != mark))
-        beside = self.codes[np.concatenate([spaces - 1, spaces + 1])]
-        return bool(((beside == _FEED) | (beside == mark)).any())
-
-    def _columns(self) -> Positions:
-        mark = self.source.delimiter
-        marks = self._outside(np.flatnonzero(self.codes == ord(mark[0])))
+def read_records(source: Source, bad: BadRows) -> Iterator[tuple[list[list[str]], int]]:
+    """The rows of a delimited file after its header as Python reads them, many at a time, and the bytes of the file
+    that have been read; bad ones are left out and recorded."""
+    number, width, mark = 0 if source.has_header else 1, len(source.names), source.delimiter
+    lines, rows = _Lines(source), list[list[str]]()
+    records = csv.reader(lines, delimiter=mark if len(mark) == 1 else _ONE_MARK, strict=True)
+    limit = csv.field_size_limit()
+    while True:
+        fault = None
+        try:
+            csv.field_size_limit(LONGEST_LINE)
+            fields = next(records, None)
+        except csv.Error as error:
+            is_last = "end of data" in str(error)
+            why = "a quote without its pair" if is_last else "text beside the quotes of a field"
+            fields, fault = [], (f" is not valid CSV: {why}", 'write a " within quotes as ""')
+        finally:
+            # It is one of the whole process.
+            csv.field_size_limit(limit)
+        if lines.length > LONGEST_LINE + 2:
+            raise _endless(source, number)
+        if fields is None:
+            break
+        lines.length = 0
+        if not (fields or fault):
+            continue
         if len(mark) == 2:
-            # Of the marks of a run every second one begins a delimiter.
-            begins = np.flatnonzero(np.diff(marks, prepend=-2) > 1)
-            lengths = np.diff(np.append(begins, len(marks)))
-            within = np.arange(len(marks)) - np.repeat(begins, lengths)
-            marks = marks[(within % 2 == 0) & (within + 1 < np.repeat(lengths, lengths))]
-        return np.diff(np.searchsorted(marks, self.ends_N), prepend=0) + 1
+            fields = [field.replace(_ONE_MARK, mark) for field in fields]
+        if number:
+            if not fault and len(fields) != width:
+                what = f" has {len(fields)} columns; the first line has {width}"
+                fault = what, "repair that row, or set --delimiter"
+            fault = fault or _fault("".join(fields))
+            if fault:
+                bad.add(number, *fault)
+            else:
+                rows.append(fields)
+        number += 1
+        if len(rows) == ROWS_AT_ONCE:
+            yield rows, lines.bytes_read
+            rows = []
+    yield rows, lines.bytes_read
+
+
+class _Lines:
+    """The lines of a text file for the csv module, and how many bytes those of one record have."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.length, self.bytes_read = source, 0, 0
+
+    def __iter__(self) -> Iterator[str]:
+        mark = self.source.delimiter
+        for content, bytes_read in read_blocks(self.source):
+            self.bytes_read = bytes_read
+            for line in content.splitlines(keepends=True):
+                self.length += len(line)
+                # The csv module is told that the record ends where it is too long.
+                if self.length > LONGEST_LINE + 2:
+                    return
+                text = line.decode(errors="surrogateescape")
+                yield text if len(mark) == 1 else text.replace(mark, _ONE_MARK)
+
+
+def _endless(source: Source, number: int) -> DataError:
+    what = f"row {number:,} does not end within {LONGEST_LINE:,} characters"
+    return bad_file(source.path, what, "end every line, and look for a quote without its pair")
+
+
+def _fault(text: str) -> tuple[str, str] | None:
+    """What is wrong with the characters of a row."""
+    if _NOT_A_BYTE.search(text):
+        return NOT_UTF8
+    return NUL if "\0" in text else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegularCsv:
+    """How DuckDB reads a file exactly as Python's csv module does."""
+
+    rows: int
+    """Without the header."""
+    quoted: bool
+    """Whether some field is in quotes; else a quote is a character like any other."""
+    returns: bool
+    """Whether lines end with a carriage return and a line feed."""
+    broken: bool
+    """Whether some field has a line break."""
+    trimmed: bool
+    """Whether no field has whitespace around it."""
+
+
+def regular_csv(source: Source) -> RegularCsv | None:
+    """How DuckDB reads a delimited file as Python does; None if it may not, or if some row is bad.
+
+    DuckDB would read differently: a field with a quote beside its text or beside whitespace, lines that end in several
+    ways, an empty column more than there are, NUL characters, and blank lines of a single column.
+    """
+    if not 2 <= len(source.names) <= _MOST_COLUMNS or not source.delimiter.isascii():
+        return None
+    look = _Look(source.delimiter.encode())
+    for content, _ in read_blocks(source):
+        if not look.add(content):
+            return None
+    return look.regular(len(source.names), source.has_header)
+
+
+class _Look:
+    """What the bytes of a delimited file say of its quotes, lines and columns."""
+
+    def __init__(self, delimiter: bytes) -> None:
+        self.delimiter = delimiter
+        self.returns: bool | None = None
+        self.opened = self.irregular = self.broken = self.inside = False
+        self.trimmed = self.ended = True
+        # Of the whole text, and of what is not in quotes.
+        self.lines, self.delimiters = [0, 0], [0, 0]
+
+    def add(self, content: bytes) -> bool:
+        """Look at a block of whole lines; False where the file is irregular whatever comes."""
+        codes, mark = np.frombuffer(content, np.uint8), self.delimiter[0]
+        feeds = codes == _FEED
+        ends_N = np.flatnonzero(feeds)
+        lengths_N = np.diff(ends_N, prepend=-1)
+        unended = len(content) - int(ends_N[-1] + 1 if len(ends_N) else 0)
+        longest = max(unended, int(lengths_N.max(initial=0)))
+        if longest > LONGEST_LINE or b"\0" in content or not _is_utf8(content):
+            return False
+        returns = content.count(b"\r")
+        if self.returns is None:
+            self.returns = returns > 0
+        if returns != (content.count(b"\r\n") if self.returns else 0) or (self.returns and returns != len(ends_N)):
+            return False
+        self.ended = not unended
+        blank_N = ends_N[lengths_N == 1 + self.returns]
+        marks = codes == mark
+        delimiters = content.count(self.delimiter) if len(self.delimiter) == 2 else int(np.count_nonzero(marks))
+        self._add((len(ends_N) - len(blank_N), delimiters))
+        if b'"' in content or self.inside:
+            quotes = self._quotes(codes)
+            outside = [self._outside(quotes, at_N) for at_N in (ends_N, blank_N, np.flatnonzero(marks))]
+            self.broken |= outside[0] < len(ends_N)
+            self._add((outside[0] - outside[1] - len(ends_N) + len(blank_N), outside[2] - delimiters), 1)
+            self.inside ^= len(quotes) % 2 == 1
+        if self.trimmed:
+            edges = feeds | marks | (codes == _RETURN) | (codes == _QUOTE)
+            spaces = (codes <= _SPACE) & ~edges
+            beside = (spaces[1:] & edges[:-1]).any() or (spaces[:-1] & edges[1:]).any()
+            self.trimmed = content.isascii() and not (beside or spaces[0] or spaces[-1])
+        return True
+
+    def _add(self, counts: tuple[int, int], first: int = 0) -> None:
+        for totals, count in zip((self.lines, self.delimiters), counts):
+            for which in range(first, 2):
+                totals[which] += count
+
+    def _quotes(self, codes: NDArray[np.uint8]) -> Positions:
+        """The positions of quotes; those that neither open nor close a field, nor stand for one, are irregular."""
+        quotes = np.flatnonzero(codes == _QUOTE)
+        padded = np.concatenate([[_FEED], codes, [_FEED]]).astype(np.uint8)
+        before, after = padded[quotes], padded[quotes + 2]
+        begins = np.isin(before, (_FEED, self.delimiter[-1]))
+        self.opened |= bool(begins.any())
+        opening, closing = slice(int(self.inside), None, 2), slice(int(not self.inside), None, 2)
+        self.irregular |= not (begins | (before == _QUOTE))[opening].all()
+        self.irregular |= not np.isin(after, (_FEED, _RETURN, self.delimiter[0], _QUOTE))[closing].all()
+        return quotes
+
+    def _outside(self, quotes: Positions, at_N: Positions) -> int:
+        """How many of these positions are not within quotes."""
+        return int(np.count_nonzero((np.searchsorted(quotes, at_N) + self.inside) % 2 == 0))
+
+    def regular(self, columns: int, has_header: bool) -> RegularCsv | None:
+        quoted = self.opened
+        if quoted and (self.irregular or self.inside or len(self.delimiter) == 2):
+            return None
+        lines = self.lines[quoted] + (not self.ended)
+        if self.delimiters[quoted] != lines * (columns - 1) or self.returns is None:
+            return None
+        return RegularCsv(
+            rows=lines - has_header,
+            quoted=quoted,
+            returns=self.returns,
+            broken=quoted and self.broken,
+            # Within quotes these may be whitespace around a text.
+            trimmed=self.trimmed and not (quoted and (self.broken or self.delimiter.isspace())),
+        )
+
+
+def _is_utf8(content: bytes) -> bool:
+    if content.isascii():
+        return True
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

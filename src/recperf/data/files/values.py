@@ -205,11 +205,28 @@ def values_in(connection: Any, table: str) -> Values:
     return "number" if plain or not connection.execute(f"{repeated} LIMIT 1").fetchall() else "text"
 
 
+def is_short_number(text: str, number: str, kind: str) -> str:
+    """SQL for whether a text is the shortest one of its number, which is a `kind`: then they are the same id, category
+    and number."""
+    if kind == "BIGINT":
+        return f"({number}::VARCHAR = {text} AND {number} BETWEEN -999999999999999999 AND 999999999999999999)"
+    shortest = f"{number}::VARCHAR = {text} OR TRY_CAST({number} AS BIGINT)::VARCHAR = {text}"
+    return f"({number} BETWEEN {-_WHOLE[kind]} AND {_WHOLE[kind]} AND ({shortest}))"
+
+
+def short_number(text: str, number: str, kind: str) -> str:
+    """SQL for the number of a text, NULL for NULL. A text that is not the shortest one of its number ends the query
+    with an error of conversion."""
+    is_short = is_short_number(text, number, kind)
+    return f"CASE WHEN {is_short} THEN {number} WHEN {text} IS NOT NULL THEN ('x' || {text})::{kind} END"
+
+
 def number(name: str, kind: str) -> str:
     """SQL for a finite number, or NULL."""
     if is_text(kind):
-        value = f"CASE WHEN regexp_full_match({name}, '{NUMBER}') THEN TRY_CAST({name} AS DOUBLE) END"
-        return f"nullif(nullif({value}, 'inf'::DOUBLE), '-inf'::DOUBLE)"
+        # Each mention of an expression is computed on its own.
+        holds = f"regexp_full_match({name}, '{NUMBER}') AND isfinite(TRY_CAST({name} AS DOUBLE))"
+        return f"CASE WHEN {holds} THEN TRY_CAST({name} AS DOUBLE) END"
     if kind in _WHOLE:
         return f"CASE WHEN isfinite({name}) THEN {name}::DOUBLE END"
     return f"{name}::DOUBLE" if is_number(kind) else "NULL::DOUBLE"
@@ -231,7 +248,11 @@ def microseconds(name: str, kind: str, per_second: int) -> str:
     if per_second == 0:
         return f"epoch_us(TRY_CAST({name} AS TIMESTAMPTZ))" if is_text(kind) else "NULL::BIGINT"
     if is_integer(kind):
-        return f"TRY_CAST(TRY_CAST({name} AS HUGEINT) * 1000000 // {per_second} AS BIGINT)"
+        whole, each = f"TRY_CAST({name} AS BIGINT)", 1_000_000 // per_second
+        if not each:
+            return f"({whole} // {per_second // 1_000_000})"
+        most = (2**63 - 1) // each
+        return f"CASE WHEN {whole} BETWEEN {-most} AND {most} THEN {whole} * {each} END"
     return f"TRY_CAST(round({number(name, kind)} * {1_000_000 / per_second!r}) AS BIGINT)"
 
 

@@ -103,7 +103,7 @@ def import_clicks(
     with new_folder(folder, fix=RESTART) as draft:
         with open_database(draft / "rows", memory=options.memory_mib << 20) as connection:
             bad = BadRows(source.path, options.skip_bad)
-            load_file(connection, source, reading, bad)
+            load_file(connection, source, reading, bad, numbers=dict.fromkeys(source.columns, "DOUBLE"))
             manifest = _Build(RawRows(connection, source, options, bad), columns, options, draft).run(writing_rows)
         manifest.identity, manifest.split_note = identity, split_note
         if titles is not None:
@@ -202,7 +202,9 @@ class _Build:
         one = sql.category("text", kind)
         several = sql.categories("text", kind, self.options.separator)
         each = f"SELECT {f'unnest({several})' if how == 'multi' else one} AS value, count FROM texts"
-        if not self.options.hash:
+        # A single value has a text at least.
+        texts = self.raw.row("count(*) FROM texts")[0]
+        if not self.options.hash and (how == "multi" or not self._has_room(texts)):
             self._require_room(name, self.raw.row(f"approx_count_distinct(value) FROM ({each})")[0])
         query = f"SELECT value, sum(count) AS count FROM ({each}) WHERE value IS NOT NULL GROUP BY value"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE seen AS {query}")
@@ -215,7 +217,7 @@ class _Build:
             )
             facts = replace(facts, slots=max(1, min(MOST_SLOTS, longest)), cut=int(cut))
         else:
-            missing = self.raw.row(f"coalesce(sum(count), 0) FROM texts WHERE {one} IS NULL")[0]
+            missing = self.rows - self.raw.row("coalesce(sum(count), 0) FROM seen")[0]
         facts = replace(facts, values=values, missing=int(missing))
         if self.options.hash:
             return replace(facts, buckets=self.options.hash - 2)
@@ -225,12 +227,18 @@ class _Build:
             f"SELECT min(value) AS value, nullif(key, min(value)) AS key, sum(count) AS count "
             f"FROM (SELECT *, {sql.key('value', values)} AS key FROM seen) GROUP BY key ORDER BY count DESC, value"
         )
+        if values == "text":
+            query = "SELECT value, NULL::VARCHAR AS key, count FROM seen ORDER BY count DESC, value"
         vocabulary = write_vocabulary(self.connection, query, self.folder / f"vocabulary-{at:03d}.parquet")
         return replace(facts, vocabulary=vocabulary)
 
+    def _has_room(self, distinct: int) -> bool:
+        """Whether so many values fit into memory; one takes about 100 bytes."""
+        return distinct * 100 <= self.options.memory_mib << 18
+
     def _require_room(self, name: str, distinct: int) -> None:
-        """Refuse a vocabulary that does not fit into memory with its lookup; a value takes about 100 bytes."""
-        if distinct * 100 > self.options.memory_mib << 18:
+        """Refuse a vocabulary that does not fit into memory with its lookup."""
+        if not self._has_room(distinct):
             raise self.raw.error(
                 f"column {name!r} has about {distinct:,} categories, too many to list in "
                 f"{self.options.memory_mib:,} MiB",
