@@ -293,10 +293,31 @@ def test_reports_of_the_host_of_a_device() -> None:
     places = [PlaceShare("python", 1.0, Place("fit", "train.py", 1), "print(loss.item())")]
     step = facts_of(row("mm", 40.0), ceilings=HOST, seen={"places": places, "host_ms": 50.0}, python=20.0, sync=30.0)
     assert after(rules.reported_values(step)) == pytest.approx((50 - 0.99 * 20) + (50 - 0.99 * 30))
-    gone = Place("save_state", "no such file", 1)
-    step = facts_of(seen={"places": [PlaceShare("python", 1.0, gone)]}, python=20.0)
-    (advice,) = filter(None, [rules.reported_values(step)])
-    assert advice.change == "if step % 100 == 0: save_state(...)"
+
+
+@pytest.mark.parametrize(
+    ("source", "reports"),
+    [
+        ("torch.save(model.state_dict(), path)", True),
+        ("auc = roc_auc_score(labels, scores)", True),
+        ("total += loss.item()", True),
+        ("self.log('loss', loss)", True),
+        ("writer.add_scalar('loss', loss, step)", True),
+        ("gc.collect()", True),
+        ("return self.asymmetric_loss(x, y)", False),
+        ("loss = self.asymmetric_loss(x, y)", False),
+        ("return loss.item()", False),
+        ("y = torch.log(x)", False),
+        ("scores = metric_learning(x)", False),
+        ("self.catalogue.refresh(x)", False),
+        ("print(loss.item(),", False),
+        ("", False),
+    ],
+)
+def test_names_are_no_evidence_of_a_report(source: str, reports: bool) -> None:
+    """A name that only contains a word, what a function returns, and what the step computes are none."""
+    shown = [PlaceShare("python", 1.0, Place("metrics", "train.py", 1), source)]
+    assert bool(rules.reported_values(facts_of(seen={"places": shown}, python=40.0))) == reports
 
 
 SMALL = [

@@ -66,12 +66,14 @@ def test_tables_with_a_sparse_gradient() -> None:
 
 
 def test_tables_of_adam_get_an_optimizer_of_their_own() -> None:
-    adam = changed(ADAGRAD, kind="Adam", plain=False, lr=0.001, tables=[[10_000, 16]])
+    adam = changed(ADAGRAD, kind="Adam", plain=True, lr=0.001, tables=[[10_000, 16]])
     modules = [
         EmbeddingFacts("user", "EmbeddingBag", 10_000, 16, False),
         EmbeddingFacts("x", "Embedding", 5, 16, False),
     ]
     rows = [*LOOKUPS, changed(UPDATE, part="optimizer Adam.step")]
+    decays = changed(adam, plain=False)
+    assert rules.dense_table(facts_of(*rows, facts=program(decays, embeddings=modules))) is None, "its weight decay"
     advice = one(rules.dense_table(facts_of(*rows, facts=program(adam, embeddings=modules))))
     assert after(advice) == pytest.approx(100 - 4 - 40 * 0.4 + 3000 * 1e-4 + 60 * 0.002)
     assert advice.change.startswith(

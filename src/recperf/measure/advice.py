@@ -7,6 +7,7 @@ calls of operators; `advice_rules` has those about the work of operators.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -36,11 +37,23 @@ COMPILED = 20
 HANDED_OVER = 100
 """Calls of operators that passing a tensor between processes costs as much as, on either side. A convention,
 from timings on one machine."""
-_REPORTS = re.compile(
-    r"\.item\(|\bprint\(|logg(?:er|ing)|self\.log\(|log_(?:dict|metric)|metric|auc\b|_auc|accuracy|_score\(|"
-    r"\.save\(|save_|writer\.|add_scalar|tqdm|\.dump\(|savefig|wandb|mlflow"
-)
-"""Names of what programs compute or write about their steps."""
+_WRITES = {"print", "log", "save", "dump", "savefig", "write", "flush", "fsync", "collect", "item"}
+"""Functions that a program calls to report, where nothing uses their result."""
+_REPORTS = {
+    "logger",
+    "logging",
+    "metric",
+    "metrics",
+    "auc",
+    "auroc",
+    "accuracy",
+    "score",
+    "scalar",
+    "tqdm",
+    "wandb",
+    "mlflow",
+}
+"""Words, whole ones, in the names of what programs compute or write about their steps."""
 _READS = re.compile(r"\.(?:item|cpu|tolist|numpy)\(")
 """Calls that wait for a value of the device."""
 
@@ -289,14 +302,31 @@ def reported_values(evidence: AdviceFacts) -> Advice | None:
             lines[row.place, row.source][row.limit] = ms
     suggestions = []
     for (place, source), times in lines.items():
-        if _REPORTS.search(f"{place.function} {source}"):
+        if _is_report(source):
             waited = evidence.ms("sync") if _READS.search(source) else 0.0
             host = sum(times.values())
             seen = f"{place_text(place)} computes or writes something in every step: {evidence.cost(host + waited)}."
-            change = f"if step % 100 == 0: {source or place.function + '(...)'}"
+            change = f"if step % 100 == 0: {source}"
             goes = waited if evidence.counts_host else waited + host
             suggestions.append(evidence.advice("reports", seen, change, 0.99 * goes, 0.0, -0.99 * host))
     return best(suggestions)
+
+
+def _is_report(source: str) -> bool:
+    """Whether a line is a statement of its own that reports about the step: a call whose result nothing uses, or a
+    metric or a value of the device that gets a name. What a line returns or computes for the step stays."""
+    try:
+        (statement,) = ast.parse(source.strip()).body
+    except (SyntaxError, ValueError):
+        return False
+    if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return False
+    calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    last = {func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls}
+    words = {word for func in calls for word in re.split(r"\W|_", ast.unparse(func))}
+    if isinstance(statement, ast.Expr):
+        return bool(last & _WRITES or words & (_REPORTS | _WRITES))
+    return "item" in last or bool(words & {"auc", "auroc", "accuracy", "score"})
 
 
 def small_operators(evidence: AdviceFacts) -> Advice | None:

@@ -88,7 +88,9 @@ def dense_table(evidence: AdviceFacts) -> Advice | None:
 def _sparse(evidence: AdviceFacts, optimizer: OptimizerFacts, used: dict[tuple[int, int], float]) -> Advice | None:
     """Advice to update only the rows that are used; `used` has their number by rows and bytes of a row of the table."""
     takes_sparse = optimizer.kind in ("SGD", "Adagrad")
-    if takes_sparse and not (optimizer.plain and optimizer.elements):
+    # SparseAdam has no weight decay, which AdamW has by default and Adam has not; a trace tells no more.
+    loses = not optimizer.plain and (optimizer.elements or optimizer.kind == "AdamW")
+    if loses or (takes_sparse and not (optimizer.plain and optimizer.elements)):
         return None
     # A trace does not tell which gradients are sparse, only that some are.
     all_names = [row.name for row in evidence.operators]

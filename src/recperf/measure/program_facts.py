@@ -88,7 +88,8 @@ def optimizer_facts(optimizer: Any) -> OptimizerFacts:
         and len(dense) == len(parameters)
         and all(tensor.is_floating_point() and not group.get("differentiable") for tensor, group in
                 ((tensor, group) for group in groups for tensor in group["params"])),
-        plain=not any(group.get(name) for group in groups for name in ("momentum", "weight_decay", "maximize")),
+        plain=not any(group.get(name) for group in groups
+                      for name in ("momentum", "weight_decay", "maximize", "amsgrad")),
         lr=float(lr) if lr is not None else None,
         parameters=len(dense),
         elements=sum(tensor.numel() for tensor in dense),

@@ -258,7 +258,7 @@ class OptimizerFacts(Struct):
     fusable: bool = False
     """Whether fused=True is possible for all of them."""
     plain: bool = False
-    """Whether it has neither momentum nor weight decay, so that sparse gradients are as good as dense ones."""
+    """Whether it has neither momentum nor weight decay, which updates of single rows would lose."""
     lr: float | None = None
     parameters: int = 0
     elements: int = 0
