@@ -233,6 +233,22 @@ def test_a_trial_measures_a_gain_and_changes_nothing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.long
+def test_a_patch_holds_what_gains_and_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = program(tmp_path, "time.sleep(0.03 if torch.get_num_threads() > 1 else 0.01)", "torch.set_num_threads(2)")
+    monkeypatch.chdir(tmp_path)
+    outcome = ScriptOutcome(steps=200, wall_s=1.0, files=[made.script])
+    one = Advice("threads", "", "", settings={"threads": 1, "keep_memory": True}, status="tried")
+    said: list[str] = []
+    advice = [one]
+    Trials(made, outcome, tmp_path, math.inf, False).write_patch(tmp_path / "a.patch", advice, said.append)
+    assert said[0].endswith("no place for it: keep_memory")
+    assert "-torch.set_num_threads(2)\n+torch.set_num_threads(1)\n" in Path("a.patch").read_text()
+    assert (advice[-1].name, advice[-1].status, advice[-1].same_losses) == ("patch", "tried", True)
+    assert "set_num_threads(2)" in made.script.read_text()
+
+
+@pytest.mark.long
 def test_a_trial_that_would_write_or_fails_says_so(tmp_path: Path) -> None:
     for inside, problem in (
         ("if step == 2: open('log.txt', 'a')", "writes log.txt"),
@@ -293,3 +309,16 @@ def test_a_program_with_a_dense_optimizer_over_its_tables_is_told_so_and_gains(
     printed = capfd.readouterr().out
     assert "What to change" in printed
     assert "sparse=True" in printed
+
+
+@pytest.mark.usefixtures("advised")
+def test_where_a_patch_goes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program(tmp_path)
+    Path("mine.diff").write_text("mine")
+    for options, problem in (
+        (["--patch", "a.patch", "--no-try"], "a patch holds changes that were tried"),
+        (["--patch", "a.txt"], "does not end in .patch or .diff"),
+        (["--patch", "mine.diff"], "mine.diff"),
+    ):
+        assert main(["profile", "--script", "train.py", *options]) in (2, 3)
+        assert problem in capfd.readouterr().err

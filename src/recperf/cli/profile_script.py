@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..files import require_writable, write_atomic, writing
 from ..folders import refuse_foreign
 from ..jsonfile import sealed
+from ..outputs import output_file
 from ..runs.record import PROFILE_MARK, new_folder
 from ..stop import FLAG
 from ..terminal import Terminal, page_optional, print_error, print_json
@@ -51,6 +52,9 @@ class Options(OutputOptions, VerboseOption):
     """Time for all trials together. Default: 60, or half of what the program ran if that is more."""
     try_fixes: bool = False
     """Try without a limit of time, and also where the program writes files or connects: it does so again."""
+    patch: Path | None = None
+    """Write what gains as a diff for git apply, FILE.patch, and measure the program with it. Its files stay as they
+    are."""
     peaks: bool = True
     """Compare with the ceilings of this machine; they are measured first (some seconds) if none are stored."""
 
@@ -68,6 +72,10 @@ def command(arguments: list[str]) -> int:
         raise UsageError("the folder already holds a profile", where={"folder": place}, fix="choose another --run-dir")
     refuse_foreign(place)
     require_writable(place)
+    if options.patch is not None:
+        if not (options.try_ or options.try_fixes):
+            raise UsageError("a patch holds changes that were tried", fix="--patch without --no-try")
+        output_file(options.patch, endings=(".patch", ".diff"), ours=_is_patch, what="a patch", option="--patch")
     # The program may change to another folder.
     place, folder = place.absolute(), Path.cwd()
     from ..execution.script import Program, profile_program
@@ -86,13 +94,19 @@ def command(arguments: list[str]) -> int:
 
             with chdir(folder):
                 say = Terminal(as_json=options.json, quiet=options.quiet).notice
-                try_advice(program, outcome, say, seconds=options.try_for, anywhere=options.try_fixes)
+                try_advice(
+                    program, outcome, say, seconds=options.try_for, anywhere=options.try_fixes, patch=options.patch
+                )
     if outcome.report is None:
         assert outcome.missing is not None
         print_error(outcome.missing, as_json=options.json)
         return outcome.code or outcome.missing.exit_code
     _show(outcome.report, place, options)
     return outcome.code
+
+
+def _is_patch(file: Path) -> bool:
+    return file.read_bytes().startswith(b"--- a/")
 
 
 def _show(report: Report, place: Path, options: Options) -> None:

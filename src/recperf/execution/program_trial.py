@@ -125,7 +125,9 @@ def main(descriptor: int, parent: int) -> None:
         return int(line)
 
     request = json.loads(stream.readline())
-    program = Program(**{**request["program"], "script": Path(request["program"]["script"]), "to_the_end": False})
+    asked, settings = request["program"], request["settings"]
+    sources = settings.get("sources", {})
+    program = Program(**{**asked, "script": Path(asked["script"]), "to_the_end": False, "sources": sources})
     folder = None if request["anywhere"] else Path(gettempdir())
     if folder is not None:
         confine(folder)
@@ -133,7 +135,7 @@ def main(descriptor: int, parent: int) -> None:
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
     pace, effects = Pace(request, ask), SideEffects(folder)
-    with changed(request["settings"]), pace.recorded_losses():
+    with changed(settings), pace.recorded_losses():
         outcome, _ = run_program(program, pace, effects)
     effect = next(iter(effects.seen), None) if folder else None
     ask({"steps": pace.seen, "code": outcome.code, "effect": effect})

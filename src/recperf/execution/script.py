@@ -14,9 +14,11 @@ import sys
 import tokenize
 import traceback
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from importlib.machinery import SourceFileLoader
 from multiprocessing import active_children
 from pathlib import Path
 from time import monotonic, process_time
@@ -26,8 +28,9 @@ from typing import Any
 import torch
 
 from ..errors import MachineError, UsageError
+from ..measure.places import USER, Stacks
 from ..runs.step_report import Report
-from .program_hooks import Hooks, ProgramStopped, Wrap, patched_function, patched_path
+from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_function, patched_path
 from .side_effects import SideEffects
 from .step_profile import Profiler
 
@@ -46,6 +49,8 @@ class Program:
     """`module:function` that return or yield batches."""
     to_the_end: bool = False
     """Let the program end by itself after enough steps were seen."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Texts that take the place of files, by their paths."""
 
     @property
     def named(self) -> list[tuple[str, str]]:
@@ -69,15 +74,21 @@ class ScriptOutcome:
     effects: list[str] = field(default_factory=list)
     """What it changed outside of its memory."""
     read_input: bool = False
+    files: list[Path] = field(default_factory=list)
+    """Its own source files, the script first."""
     missing: MachineError | None = None
     """Why there is no report."""
 
 
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> ScriptOutcome:
     """Run the program until it is clear what limits its steps; its own errors are printed as Python prints them."""
-    profiler, effects = Profiler(quiet=quiet, peaks=peaks), SideEffects()
+    profiler, effects, imported = Profiler(quiet=quiet, peaks=peaks), SideEffects(), set(sys.modules)
+    script = program.script.resolve()
     outcome, hooks = run_program(program, profiler, effects)
     outcome.effects, outcome.read_input = effects.seen, effects.read_input
+    names = (getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - imported)
+    own = {Path(name).resolve() for name in names if name and Stacks().file(name)[0] == USER}
+    outcome.files = [script, *sorted(one for one in own if one.suffix == ".py")]
     _conclude(program, profiler, hooks, outcome)
     return outcome
 
@@ -97,6 +108,8 @@ def run_program(program: Program, profiler: Profiler, effects: SideEffects) -> t
     with closing(profiler):
         began, began_cpu = monotonic(), process_time()
         hooks = Hooks(profiler, to_the_end=program.to_the_end, ends_by_optimizer=program.step_function is None)
+        if program.sources:
+            hooks.enter_context(patched(SourceFileLoader, "get_code", _replaced(program.sources)))
         with hooks, _as_main(program) as module, effects:
             outcome.code, outcome.stopped = _run(program, code, module, hooks)
         del module
@@ -187,8 +200,10 @@ def _as_main(program: Program) -> Iterator[ModuleType]:
 def _compiled(program: Program) -> Any:
     """The program's code, which must define the functions of __main__ that were named."""
     try:
-        with tokenize.open(program.script) as file:
-            source = file.read()
+        source = program.sources.get(str(program.script.resolve()))
+        if source is None:
+            with tokenize.open(program.script) as file:
+                source = file.read()
         tree = ast.parse(source, str(program.script))
     except OSError as error:
         raise UsageError(f"cannot read the program: {error.strerror}", where={"script": program.script}) from None
@@ -202,6 +217,21 @@ def _compiled(program: Program) -> Any:
         if module == "__main__" and not defined.issuperset(function.split(".")):
             raise UsageError(f"the program defines no {function!r}", where={"script": program.script})
     return compile(tree, str(program.script), "exec", dont_inherit=True)
+
+
+def _replaced(sources: dict[str, str]) -> Wrap:
+    """Let modules be imported from these texts."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def get_code(loader: SourceFileLoader, name: str) -> Any:
+            path = loader.get_filename(name)
+            source = sources.get(str(Path(path).resolve()))
+            return original(loader, name) if source is None else compile(source, path, "exec", dont_inherit=True)
+
+        return get_code
+
+    return wrap
 
 
 class _Hooked(UserDict[str, Any]):

@@ -26,12 +26,14 @@ from typing import Any
 
 import torch
 
+from ..files import write_atomic
 from ..machine import available_bytes
 from ..measure.clocks import cuda_used
 from ..measure.records import Advice
 from ..stop import FLAG
 from .fixes import difference
 from .program_changes import ENVIRONMENT, RESULTS
+from .program_edits import diff, edited
 from .script import Program, ScriptOutcome
 
 CHILD = f"{__package__}.program_trial"
@@ -82,11 +84,13 @@ def try_advice(
     *,
     seconds: float | None = None,
     anywhere: bool = False,
+    patch: Path | None = None,
 ) -> None:
     """Measure every change that can be made from outside, and write the gains into the advice of the report.
 
     All together take no more than `seconds`, by default the larger of a minute and half of what the program ran. With
-    `anywhere` time is not limited, and programs that write files run again too.
+    `anywhere` time is not limited, and programs that write files run again too. What gains is written to `patch`, and
+    the program with it is measured as well.
     """
     assert outcome.report is not None
     advice = outcome.report.advice or []
@@ -101,6 +105,8 @@ def try_advice(
         trials = Trials(program, outcome, Path(folder), math.inf if anywhere else seconds, anywhere)
         with suppress(KeyboardInterrupt):
             trials.try_each(advice, say)
+            if patch is not None:
+                trials.write_patch(patch, advice, say)
     for one in advice:
         if one.status == "suggested":
             one.status, one.note = "not tried", "stopped by Ctrl-C"
@@ -165,8 +171,34 @@ class Trials:
             self.try_one(accepted[0], say, again=True)
         advice.sort(key=lambda one: -(one.measured_gain or 0.0) if one.status == "tried" else 0.0)
 
-    def try_one(self, one: Advice, say: Callable[[str], None], *, again: bool = False) -> bool:
-        """Measure a change into its advice and return whether it gains."""
+    def write_patch(self, patch: Path, advice: list[Advice], say: Callable[[str], None]) -> None:
+        """Write what gains most, as far as it is an edit of the program's own files, and measure the edited program."""
+        settings = next((one.settings for one in advice if one.status == "tried"), {})
+        sources: dict[str, str] = {}
+        diffs, made = [], set[str]()
+        for file in self.outcome.files:
+            with suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8", newline="") as stream:
+                before = stream.read()
+                after, names = edited(before, settings)
+                if names:
+                    sources[str(file)] = after
+                    diffs.append(diff(file, before, after))
+                    made |= names
+        if missing := ", ".join(name for name in settings if name not in made):
+            say(f"not in the patch, because the program's files have no place for it: {missing}")
+        if not diffs:
+            say("there is no patch: no change gains that is an edit of the program's files")
+            return
+        write_atomic(patch, "".join(diffs).encode())
+        settings = {name: settings[name] for name in made}
+        whole = Advice("patch", f"{', '.join(settings)}, as an edit.", f"git apply {patch}", settings=settings)
+        self.try_one(whole, say, {"sources": sources})
+        advice.append(whole)
+
+    def try_one(
+        self, one: Advice, say: Callable[[str], None], settings: dict[str, Any] | None = None, *, again: bool = False
+    ) -> bool:
+        """Measure a change into its advice and return whether it gains; `settings` make it in another way."""
         left = self.began + self.seconds - monotonic()
         if left <= 0:
             problem = f"the time for trials, {self.seconds:.0f} s, was over"
@@ -174,7 +206,7 @@ class Trials:
             say(f"trying {one.change}" + (" once more" if again else ""))
             self.count += 1
             try:
-                result = self.compare(one.settings, monotonic() + left)
+                result = self.compare(settings or one.settings, monotonic() + left)
             except NotTried as error:
                 problem = str(error)
             else:
