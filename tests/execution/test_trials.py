@@ -72,7 +72,7 @@ def test_the_interval_is_students() -> None:
 def tried(monkeypatch: pytest.MonkeyPatch, results: dict[str, Any], advice: list[Advice], repeats: float = 0.0) -> None:
     """Trials whose measurements are these, by the names of the settings together."""
 
-    def compare(self: Trials, settings: dict[str, Any], deadline: float) -> Compared:
+    def compare(self: Trials, settings: dict[str, Any], deadline: float, most: int) -> Compared:
         self.repeats = repeats
         result = results[" ".join(sorted(settings))]
         if isinstance(result, Exception):
@@ -85,29 +85,29 @@ def tried(monkeypatch: pytest.MonkeyPatch, results: dict[str, Any], advice: list
 
 
 def test_what_gains_is_tried_together_and_the_rest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("threads", "optimizer", "workers", "sparse", "tf32")
+    names = ("zero_grad", "optimizer", "pinned", "sparse", "tf32")
     advice = [Advice(name, "", f"{name}!", settings={name: 1}) for name in names] + [Advice("batch", "", "batch!")]
     results = {
-        "threads": (1.2, [1.0, 2.0]), "optimizer": (1.4, [1.0, 2.00001]), "workers": (1.02, [1.0, 2.0]),
+        "zero_grad": (1.2, [1.0, 2.0]), "optimizer": (1.4, [1.0, 2.00001]), "pinned": (1.02, [1.0, 2.0]),
         "sparse": (1.3, [1.0, 2.1]), "tf32": NotTried("RuntimeError: no such device"),
-        "optimizer sparse threads": (2.0, [1.0, 2.1]),
+        "optimizer sparse zero_grad": (2.0, [1.0, 2.1]),
     }  # fmt: skip
     tried(monkeypatch, results, advice)
     by_name = {one.name: one for one in advice}
-    assert [one.name for one in advice if one.status == "tried"] == [trials.ALL, "optimizer", "sparse", "threads"]
-    assert by_name["workers"].status == "no gain"
+    assert [one.name for one in advice if one.status == "tried"] == [trials.ALL, "optimizer", "sparse", "zero_grad"]
+    assert by_name["pinned"].status == "no gain"
     assert (by_name["tf32"].status, by_name["tf32"].note) == ("not tried", "RuntimeError: no such device")
     assert (by_name["batch"].status, by_name["batch"].note) == ("not tried", "only its author can make this change")
-    assert by_name["threads"].note == "losses are equal"
+    assert by_name["zero_grad"].note == "losses are equal"
     assert by_name["optimizer"].note == "losses are within tolerance (5e-06)"
     assert str(by_name["sparse"].note).startswith("losses are different (0.05); it changes the results: SparseAdam")
 
 
 def test_a_change_that_should_keep_the_losses_and_does_not_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    rejected, unknown = (Advice("threads", "", "", settings={"threads": 1}) for _ in range(2))
-    tried(monkeypatch, {"threads": (1.5, [1.0, 2.1])}, [rejected])
+    rejected, unknown = (Advice("fused", "", "", settings={"optimizer": "fused"}) for _ in range(2))
+    tried(monkeypatch, {"optimizer": (1.5, [1.0, 2.1])}, [rejected])
     assert rejected.status == "rejected"
-    tried(monkeypatch, {"threads": (1.5, [1.0, 2.1])}, [unknown], repeats=0.1)
+    tried(monkeypatch, {"optimizer": (1.5, [1.0, 2.1])}, [unknown], repeats=0.1)
     assert (unknown.status, unknown.same_losses) == ("tried", None)
     assert "cannot be compared" in str(unknown.note)
 
@@ -322,3 +322,45 @@ def test_where_a_patch_goes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     ):
         assert main(["profile", "--script", "train.py", *options]) in (2, 3)
         assert problem in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected", "count"),
+    [
+        # By workers and threads: it gets better up to 2, and with one thread.
+        ({(1, 0): 1.3, (2, 0): 1.5, (4, 0): 1.4, (2, 1): 1.9}, {"workers": 2, "threads": 1}, 4),
+        # No number upwards is better, but none at all is, and two threads stay.
+        ({(1, 0): 1.3, (2, 0): 1.2, (0, 0): 1.6, (0, 1): 1.5}, {"workers": 0}, 4),
+        # Nothing gains.
+        ({(1, 0): 0.9, (2, 0): 0.8, (0, 0): 1.0, (1, 1): 0.9}, {"workers": 1}, 4),
+    ],
+)
+def test_numbers_are_searched(
+    monkeypatch: pytest.MonkeyPatch, gains: dict[tuple[int, int], float], expected: dict[str, int], count: int
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compare(self: Trials, settings: dict[str, Any], deadline: float, most: int) -> Compared:
+        asked.append(settings)
+        gain = gains[settings["workers"], settings.get("threads", 0)]
+        return Compared(gain, [gain - 0.01, gain + 0.01], 1.0, [], [])
+
+    monkeypatch.setattr(Trials, "compare", compare)
+    monkeypatch.setattr(trials, "usable_cores", lambda: 8)
+    monkeypatch.setattr(trials.torch, "get_num_threads", lambda: 8)
+    one = Advice("workers", "", "DataLoader(..., num_workers=1)", settings={"workers": 1})
+    all_trials = Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), math.inf, False)
+    all_trials.try_each([one], lambda text: None)
+    assert one.settings == expected
+    gained = max(gains.values()) > 1
+    assert one.status == ("tried" if gained else "no gain")
+    # The best one again, at more length.
+    assert len(asked) == count + gained
+    assert not gained or asked[-1] == expected
+    assert ("torch.set_num_threads(1)" in one.change) == ("threads" in expected)
+
+
+def test_what_cannot_run_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Advice("threads", "", "", settings={"threads": 4})
+    tried(monkeypatch, {"threads": NotTried("it took too long")}, [one])
+    assert (one.status, one.note) == ("not tried", "it took too long")

@@ -26,6 +26,27 @@ RESULTS = {
 """What changes do not keep."""
 
 
+def _doubling(cores: int) -> list[int]:
+    return sorted({cores, *(1 << power for power in range(cores.bit_length()) if 1 << power <= cores)})
+
+
+SEARCHED: dict[str, Callable[[int], list[int]]] = {
+    "workers": lambda cores: [0, *_doubling(cores)],
+    "threads": _doubling,
+}
+"""Changes that choose a number, and the numbers to try on so many cores."""
+
+
+def changes_text(settings: dict[str, Any]) -> str:
+    """The lines of changes that choose numbers."""
+    lines = []
+    if (workers := settings.get("workers")) is not None:
+        lines.append(f"DataLoader(..., num_workers={workers}{', persistent_workers=True' * (workers > 0)})")
+    if threads := settings.get("threads"):
+        lines.append(f"torch.set_num_threads({threads})")
+    return "; ".join(lines)
+
+
 @contextmanager
 def changed(settings: dict[str, Any]) -> Iterator[None]:
     """Inside, the program has these changes; `compile` is made by whoever knows its model."""

@@ -25,22 +25,23 @@ from time import monotonic
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from ..files import write_atomic
-from ..machine import available_bytes
+from ..machine import available_bytes, usable_cores
 from ..measure.clocks import cuda_used
 from ..measure.records import Advice
 from ..stop import FLAG
 from .fixes import difference
-from .program_changes import ENVIRONMENT, RESULTS
+from .program_changes import ENVIRONMENT, RESULTS, SEARCHED, changes_text
 from .program_edits import diff, edited
 from .script import Program, ScriptOutcome
 
 CHILD = f"{__package__}.program_trial"
 LEAST_S, PART = 60.0, 0.5
 """Time for all trials together: this, or this part of what the program ran if that is more."""
-FEWEST, MOST = 4, 24
-"""Turns of either side."""
+FEWEST, FEW, MOST = 4, 8, 24
+"""Turns of either side: at least, at most where many changes are compared, and at most where one is measured."""
 TURN_NS = 0.25e9
 NARROW = 1.03
 """Ratio of the ends of an interval from which further turns would tell little."""
@@ -102,7 +103,8 @@ def try_advice(
         seconds = max(LEAST_S, PART * outcome.wall_s)
     temporary = TemporaryDirectory(prefix="recperf-trial-", ignore_cleanup_errors=True)
     with temporary as folder, FLAG.before_exit(temporary.cleanup):
-        trials = Trials(program, outcome, Path(folder), math.inf if anywhere else seconds, anywhere)
+        seconds = math.inf if anywhere else seconds
+        trials = Trials(program, outcome, Path(folder), seconds, anywhere, kept=1 + (patch is not None))
         with suppress(KeyboardInterrupt):
             trials.try_each(advice, say)
             if patch is not None:
@@ -147,29 +149,68 @@ class Trials:
     anywhere: bool
     repeats: float | None = None
     """The largest difference of a loss between two unchanged runs; NaN where they cannot be compared."""
-    count: int = 0
+    kept: int = 1
+    """Trials at the end for which time is kept."""
+    longest: float = 0.0
+    """Time of the longest trial so far."""
     began: float = field(default_factory=monotonic)
 
     def try_each(self, advice: list[Advice], say: Callable[[str], None]) -> None:
-        """Measure each change, then those together that gained; a single one of several is measured again, since the
-        best of many was also lucky."""
-        accepted: list[Advice] = []
+        """Measure each change, then at more length the best of them: those together that gained, or the only one. The
+        best of many was also lucky, so only what was measured in the end comes first."""
         for one in advice:
             if not one.settings:
                 one.status, one.note = "not tried", one.note or "only its author can make this change"
-            elif any(one.settings == other.settings for other in accepted):
-                one.status, one.note = "not tried", "as above"
-            elif self.try_one(one, say):
-                accepted.append(one)
-        if len(accepted) > 1:
-            names = ", ".join(one.name for one in accepted)
-            settings = {name: value for one in reversed(accepted) for name, value in one.settings.items()}
-            whole = Advice(ALL, f"{names} together.", names, settings=settings)
-            self.try_one(whole, say)
+            elif one.settings.keys() & SEARCHED.keys():
+                self.search(one, say)
+            else:
+                self.try_one(one, say)
+        advice.sort(key=_order)
+        gaining = [one for one in advice if one.status == "tried"]
+        if len(gaining) > 1:
+            names = ", ".join(one.name for one in gaining)
+            settings = {name: value for one in reversed(gaining) for name, value in one.settings.items()}
+            whole = Advice(ALL, f"{names} together.", "; ".join(one.change for one in gaining), settings=settings)
+            if self.try_one(whole, say, most=MOST):
+                gaining.insert(0, whole)
             advice.append(whole)
-        elif accepted and self.count > 1:
-            self.try_one(accepted[0], say, again=True)
-        advice.sort(key=lambda one: -(one.measured_gain or 0.0) if one.status == "tried" else 0.0)
+        if gaining and (gaining[0].name != ALL or _order(gaining[1]) < _order(gaining[0])):
+            self.try_one(gaining[gaining[0].name == ALL], say, most=MOST)
+        advice.sort(key=_order)
+
+    def search(self, one: Advice, say: Callable[[str], None]) -> None:
+        """Measure other numbers than the advised one, upwards or else downwards, as long as it gets better; for workers
+        also one thread. The advice becomes the best of them."""
+        tried: list[Advice] = []
+
+        def measure(settings: dict[str, Any]) -> Advice:
+            other = replace(one, settings=settings, change=changes_text(settings))
+            self.try_one(other, say)
+            tried.extend([other] if other.measured_gain else [])
+            return other
+
+        best = measure(one.settings)
+        name = next(name for name in SEARCHED if name in one.settings)
+        numbers = SEARCHED[name](usable_cores())
+        for step in (1, -1) if tried else ():
+            number = one.settings[name]
+            while following := [other for other in numbers if (other - number) * step > 0]:
+                number = min(following, key=lambda other: abs(other - number))
+                other = measure({**one.settings, name: number})
+                if _order(other) >= _order(best):
+                    break
+                best = other
+            if best is not tried[0]:
+                break
+        has_threads = "threads" in best.settings or torch.get_num_threads() == 1 or cuda_used()
+        if tried and name == "workers" and not has_threads:
+            best = min(best, measure({**best.settings, "threads": 1}), key=_order)
+        for name in one.__struct_fields__:
+            setattr(one, name, getattr(best, name))
+        if others := [other for other in tried if other is not best]:
+            labels = (", ".join(f"{name} {value}" for name, value in other.settings.items()) for other in others)
+            gains = (f"{label}: {other.measured_gain:.2f}x" for label, other in zip(labels, others))
+            one.seen += f" Measured beside it: {'; '.join(gains)}."
 
     def write_patch(self, patch: Path, advice: list[Advice], say: Callable[[str], None]) -> None:
         """Write what gains most, as far as it is an edit of the program's own files, and measure the edited program."""
@@ -192,27 +233,30 @@ class Trials:
         write_atomic(patch, "".join(diffs).encode())
         settings = {name: settings[name] for name in made}
         whole = Advice("patch", f"{', '.join(settings)}, as an edit.", f"git apply {patch}", settings=settings)
-        self.try_one(whole, say, {"sources": sources})
+        self.try_one(whole, say, {"sources": sources}, most=MOST)
         advice.append(whole)
 
     def try_one(
-        self, one: Advice, say: Callable[[str], None], settings: dict[str, Any] | None = None, *, again: bool = False
+        self, one: Advice, say: Callable[[str], None], settings: dict[str, Any] | None = None, *, most: int = FEW
     ) -> bool:
         """Measure a change into its advice and return whether it gains; `settings` make it in another way."""
-        left = self.began + self.seconds - monotonic()
-        if left <= 0:
+        began = monotonic()
+        left = self.began + self.seconds - began - (self.kept * self.longest if most == FEW else 0.0)
+        # A trial that would not end is not begun.
+        if left <= (self.longest if most == FEW else 0.0):
             problem = f"the time for trials, {self.seconds:.0f} s, was over"
         else:
-            say(f"trying {one.change}" + (" once more" if again else ""))
-            self.count += 1
+            again = one.measured_gain is not None
+            say(f"trying {one.change}" + (" at more length" if again else ""))
             try:
-                result = self.compare(settings or one.settings, monotonic() + left)
+                result = self.compare(settings or one.settings, began + left, most)
             except NotTried as error:
                 problem = str(error)
             else:
+                self.longest = max(self.longest, monotonic() - began)
                 self._write(one, result)
                 return one.status == "tried"
-        if not again:
+        if one.measured_gain is None:
             one.status, one.note = "not tried", problem
         return False
 
@@ -232,7 +276,7 @@ class Trials:
         rejected = one.same_losses is False and not changes
         one.status = "rejected" if rejected else "tried" if result.range[0] > 1 else "no gain"
 
-    def compare(self, settings: dict[str, Any], deadline: float) -> Compared:
+    def compare(self, settings: dict[str, Any], deadline: float, most: int = MOST) -> Compared:
         """Let the unchanged and the changed program take turns. The first trial has a second unchanged one, whose
         losses show whether those of two runs can be compared."""
         steps = self.outcome.steps
@@ -247,7 +291,7 @@ class Trials:
                 self._compare_repeats(first["losses"], second[0], min(deadline, monotonic() + LONGER * started))
             each = round(TURN_NS / max(1, min(first["ns"], other["ns"])))
             each = max(1, min(each, (steps - warm_ups) // FEWEST))
-            turns = _take_turns(plain, altered, each, deadline)
+            turns = _take_turns(plain, altered, each, deadline, most)
             gains = [math.log(before / after) for before, after in turns]
             return Compared(
                 gain=math.exp(fmean(gains)),
@@ -278,10 +322,15 @@ class Trials:
             yield sides
 
 
-def _take_turns(plain: Side, altered: Side, each: int, deadline: float) -> list[tuple[int, int]]:
+def _order(one: Advice) -> float:
+    """What gains most comes first, and all else stays behind it as it is."""
+    return -(one.measured_gain or 0.0) if one.status == "tried" else 0.0
+
+
+def _take_turns(plain: Side, altered: Side, each: int, deadline: float, most: int) -> list[tuple[int, int]]:
     """ns of turns of both sides, until their ratio is known or the program ends."""
     turns: list[tuple[int, int]] = []
-    while len(turns) < MOST:
+    while len(turns) < most:
         try:
             # Who was second is first in the next turn.
             if len(turns) % 2 == 0:
