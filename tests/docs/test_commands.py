@@ -57,7 +57,7 @@ SMALLER = {
 
 NOT_RUN = {
     r"data (get|prepare|check) yambda-": "needs a download",
-    r"data get movielens-100k": "needs a download",
+    r"data get (movielens|amazon)-": "needs a download",
     r"--data yambda-50m": "needs a download",
     r"^bench ": "trains every model; tests/cli/test_bench.py runs it",
     r"^ui( |$)": "serves until it is stopped; tests/browser/test_ui.py drives it",

@@ -43,6 +43,8 @@ names: movielens-100k (real), movielens-like (synthetic), yambda-50m, yambda-500
   recperf data check FOLDER --sums FILE            files against a list of SHA-256 sums
   recperf data ACTION --help    options of an action"""
 SYNTHETIC = ("movielens-like", "yambda-like")
+PUBLISHED = "published"
+"""The kind of what `data get` downloads and imports."""
 SHOP = "shop"
 """What `data make` writes as a file, which is no dataset before it is imported."""
 
@@ -144,8 +146,7 @@ def command(arguments: list[str]) -> int:
     with progress_bars(terminal, resumable=action in ("prepare", "make", "get")) as bar:
         if action == "check" and options.sums is not None:
             return _check_sums(options, bar("comparing", "bytes"), terminal)
-        is_file = action == "make" and options.name == SHOP
-        facts = PERFORM[action](options, "" if is_file else _kind(options.name), bar, terminal)
+        facts = PERFORM[action](options, _kind(options.name, action), bar, terminal)
     if options.json:
         print_json(facts)
     elif facts is not None:
@@ -153,17 +154,28 @@ def command(arguments: list[str]) -> int:
     return 0
 
 
-def _kind(name: str) -> str:
-    """The kind of the dataset of a name: movielens, events or clicks."""
+def _kind(name: str, action: str) -> str:
+    """The kind of the dataset of a name: movielens, events or clicks; or what an action makes of the name."""
+    if action == "make" and name == SHOP:
+        return SHOP
+    from ...data.known.published import PUBLISHED as published
+
+    if action == "get" and name in published:
+        return PUBLISHED
     kinds = {name: kind for name, (kind, _) in datasets.BUILT_IN.items()}
     kinds |= {dataset.name: dataset.kind for dataset in datasets.imported()}
     if name not in kinds:
+        if name in published:
+            raise datasets.missing(name)
+        kinds |= dict.fromkeys(published, "") if action == "get" else {}
         raise UsageError(f"unknown dataset {name!r}{did_you_mean(name, kinds)}", fix=f"one of: {', '.join(kinds)}")
     return kinds[name]
 
 
 def _get(options: Get, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
     name = options.name
+    if kind == PUBLISHED:
+        return _get_published(name, bar, terminal)
     if name in SYNTHETIC or name not in datasets.BUILT_IN:
         raise UsageError(f"there is nothing to download for {name}", fix=f"recperf data info {name}")
     if kind == "movielens":
@@ -173,6 +185,22 @@ def _get(options: Get, kind: str, bar: Callable[..., Any], terminal: Terminal) -
     from ...data.known.yambda import download
 
     return {"name": name, **download.get(name.removeprefix("yambda-"), say=terminal.say, bars=terminal.live)}
+
+
+def _get_published(name: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
+    """Download a published log and import it under its name."""
+    from ...data import importing
+    from ...data.known.published import downloaded
+
+    dataset, done = datasets.imported_as(name), dict[str, Any](downloaded=False)
+    if dataset is None:
+        with downloaded(name, say=terminal.say) as (options, record):
+            importing.import_file(options, split=SplitOptions(), progress=bar)
+        dataset, done = datasets.find(name), {"downloaded": True, "sha256": record.sha256, "compared": record.checksum}
+    else:
+        terminal.say(f"{name} is already in {dataset.folder}")
+    following = f"recperf run {workloads.proposed(dataset)} --data {name}"
+    return {"name": name, "folder": str(dataset.folder), "events": dataset.rows, **done, "next": following}
 
 
 def _check(options: Check, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
@@ -236,7 +264,7 @@ def _folder(options: Stored) -> Path:
 
 
 def _make(options: Make, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
-    if options.name == SHOP:
+    if kind == SHOP:
         from ...data.known import shop
 
         if options.out is None:

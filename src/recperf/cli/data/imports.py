@@ -121,7 +121,8 @@ def say_clicks(facts: dict[str, Any], terminal: Terminal) -> None:
 def say_events(facts: dict[str, Any], terminal: Terminal) -> None:
     from ...data.events.store import read_manifest
 
-    imported = read_manifest(Path(facts["folder"])).imported
+    manifest = read_manifest(Path(facts["folder"]))
+    imported = manifest.imported
     assert imported is not None
     days, per_user = imported.days, imported.events_per_user
     counts = f"{count_of(imported.events_in_file, 'event')} of {count_of(facts['users'], 'user')}"
@@ -133,6 +134,8 @@ def say_events(facts: dict[str, Any], terminal: Terminal) -> None:
         few = f"have fewer than {imported.options.min_count} events"
         lines["rare"] = f"{rare} {few}: dlrm and micro-dlrm give them one row, --min-count 1 each its own"
     lines["held out"] = facts["split"].text
+    if manifest.licence != ImportOptions.licence:
+        lines["licence"] = manifest.licence
     print_import(
         facts,
         terminal,

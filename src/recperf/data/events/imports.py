@@ -42,7 +42,6 @@ from .options import SIGNALS, ImportOptions
 from .store import CONTEXT, MANIFEST, EventStore, open_store, read_manifest
 from .writer import OURS, StoreWriter, finished
 
-LICENCE = "that of the source"
 ROLES = ("user", "item", "time", *SIGNALS)
 """Roles of columns of events. Those that may belong to items are c0, c1 and so on, and those of context x0, x1, ..."""
 NUMBERS: Final[dict[str, Number]] = {
@@ -50,6 +49,7 @@ NUMBERS: Final[dict[str, Number]] = {
 }  # fmt: skip
 """What columns may be stored as."""
 QUANTILES = {"min": 0.0, "p20": 0.2, "p50": 0.5, "p80": 0.8, "max": 1.0}
+_NOT_IDENTIFYING = ("events", "memory_mib", "licence")
 _BATCH_ROWS = 1 << 17
 
 Progress = Callable[[int, int], None]
@@ -85,6 +85,7 @@ def described(store: EventStore) -> dict[str, Any]:
         "positive_share": manifest.count(POSITIVE) / labelled if labelled else None,
         "store_bytes": sum(column.bytes for column in manifest.columns.values()),
         "digest": store.digest,
+        "licence": manifest.licence,
     }
 
 
@@ -167,7 +168,7 @@ def import_events(
 
 def _identifying(options: ImportOptions) -> dict[str, Any]:
     """The options that decide what is in a store; the folders of the files and the memory do not."""
-    identifying = {name: value for name, value in to_json(options).items() if name not in ("events", "memory_mib")}
+    identifying = {name: value for name, value in to_json(options).items() if name not in _NOT_IDENTIFYING}
     for role, path in options.side_files.items():
         try:
             identifying |= {} if path is None else {f"{role}s": sha256(path.expanduser())}
@@ -227,7 +228,7 @@ def _build(
         _write_sorted(connection, writer, sorting, negatives, facts.context)
         if negatives is not None:
             facts.negatives = negatives.facts
-    manifest = EventManifest(name=options.name, synthetic=False, licence=LICENCE, imported=facts)
+    manifest = EventManifest(name=options.name, synthetic=False, licence=options.licence, imported=facts)
     return writer.finish(np.zeros((items + 1, 0), np.uint32), manifest)
 
 

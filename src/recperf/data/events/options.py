@@ -50,6 +50,8 @@ class ImportOptions(FileOptions):
     """Its column of user ids: by default that with the name it has in the events, or a usual one, else column 1."""
     seed: int = 7
     """Seed of drawn negatives and of the random order."""
+    licence: str = "that of the source"
+    """Terms under which the data may be used, which data info shows."""
 
     def __post_init__(self) -> None:
         self.check(self.events, least_mib=64)
