@@ -20,7 +20,7 @@ import recperf
 from recperf.cli import main
 from recperf.data.events.earlier_ids import matched, with_earlier_ids
 from recperf.data.events.item_table import item_values
-from recperf.data.known.opening import open_events
+from recperf.data.known.event_files import open_events
 from recperf.execution.exporting import compared
 from recperf.execution.serving import TableExport
 from recperf.models.init import normal_

@@ -80,7 +80,7 @@ def _described(options: Any, split: SplitOptions, folder: Path, progress: Progre
 
 def divide(dataset: Dataset, options: SplitOptions, *, write: bool = True) -> Split:
     """The split of an imported dataset, changed as far as options say, and written beside its data."""
-    from .known.opening import open_events
+    from .known.event_files import open_events
     from .rows.encode import read_manifest
     from .rows.imported import of_rows
     from .split import record as splits

@@ -18,7 +18,7 @@ from ..errors import DataError
 from .config import EventSplitOptions
 from .events.item_table import ItemValues, item_values
 from .events.store import EventStore
-from .known.opening import open_events
+from .known.event_files import open_events
 from .split.events import LEAST_TAKEN, EventSplit, of_events
 
 MOST_EVENTS = 1 << 30

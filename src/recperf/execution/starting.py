@@ -84,7 +84,7 @@ def _opened(data: Any) -> EventStore | ImportedClicks | None:
         from ..data.rows.imported import open_clicks
 
         return open_clicks(data.path, data.rows_split()) if data.source == "clicks" else None
-    from ..data.known.opening import open_events
+    from ..data.known.event_files import open_events
 
     return None if data.path is None else open_events(data.path)
 

@@ -12,9 +12,8 @@ import pytest
 from raw_events import make_events, write_cache, write_raw
 
 from recperf.data.events.store import EventStore, open_store
-from recperf.data.known.event_files import check_store
-from recperf.data.known.mlperf_cache import open_reference
-from recperf.data.known.opening import open_events
+from recperf.data.known.event_files import check_store, open_events
+from recperf.data.known.yambda.mlperf_cache import open_reference
 from recperf.data.known.yambda.raw import locate, prepare
 from recperf.errors import DataError
 

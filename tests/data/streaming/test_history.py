@@ -17,7 +17,7 @@ from recperf.data.batch import HistoryBatch
 from recperf.data.blocks import Column
 from recperf.data.events.manifest import EventManifest
 from recperf.data.events.store import EventStore
-from recperf.data.known.mlperf_cache import ReferenceStore, open_reference
+from recperf.data.known.yambda.mlperf_cache import ReferenceStore, open_reference
 from recperf.data.known.yambda.rows import LEAST_PLAYED, kinds_of
 from recperf.data.streaming.config import HistoryConfig, Strategy
 from recperf.data.streaming.features import CANDIDATE, CONTEXT, CROSSES, HISTORY

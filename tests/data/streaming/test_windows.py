@@ -17,7 +17,7 @@ from recperf.data.blocks import Column
 from recperf.data.events.kinds import LABELLED, LIKE, NEGATIVE, POSITIVE
 from recperf.data.events.manifest import EventManifest
 from recperf.data.events.store import EventStore
-from recperf.data.known.mlperf_cache import ReferenceStore, open_reference
+from recperf.data.known.yambda.mlperf_cache import ReferenceStore, open_reference
 from recperf.data.streaming import windows
 from recperf.data.streaming.config import WindowConfig
 from recperf.data.streaming.windows import WindowIndex, shuffled, unit

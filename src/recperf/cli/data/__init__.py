@@ -31,18 +31,17 @@ ACTIONS = {
     "remove": "remove a dataset that you imported",
 }
 
-HELP = """usage: recperf data ACTION NAME [OPTIONS]
+HELP = f"""usage: recperf data ACTION NAME [OPTIONS]
 
-{actions}
+{{actions}}
 
-names: movielens-100k (real), movielens-like (synthetic), yambda-50m, yambda-500m, yambda-5b (real), yambda-like
-       (synthetic), or the name of a dataset you imported
+names: {", ".join(datasets.BUILT_IN)};
+       to get: movielens-1m, movielens-20m, movielens-32m, amazon-CATEGORY; or the name of a dataset you imported
   recperf data import FILE --name NAME             your own events: who took what, and when
   recperf data import FILE --clicks --name NAME    your own clicks: rows with a label
   recperf data make shop --out shop.csv            the log of a made-up shop, to import
   recperf data check FOLDER --sums FILE            files against a list of SHA-256 sums
   recperf data ACTION --help    options of an action"""
-SYNTHETIC = ("movielens-like", "yambda-like")
 PUBLISHED = "published"
 """The kind of what `data get` downloads and imports."""
 SHOP = "shop"
@@ -52,13 +51,13 @@ SHOP = "shop"
 @dataclass(frozen=True, kw_only=True)
 class Get(OutputOptions):
     name: tyro.conf.Positional[str]
-    """Dataset: movielens-100k, yambda-50m, yambda-500m or yambda-5b."""
+    """Dataset: one that recperf data --help names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored(OutputOptions):
     name: tyro.conf.Positional[str]
-    """Dataset: movielens-100k, movielens-like, yambda-50m, yambda-500m, yambda-5b, yambda-like, or one you imported."""
+    """Dataset: one that recperf data --help names, or one you imported."""
     path: Path | None = None
     """Folder of the dataset; default: in the cache folder."""
 
@@ -82,15 +81,15 @@ class Info(Stored):
 @dataclass(frozen=True, kw_only=True)
 class Make(OutputOptions, ForceOption):
     name: tyro.conf.Positional[str]
-    """Dataset: shop or yambda-like."""
+    """Dataset: shop, or a synthetic one of events."""
     out: Path | None = None
     """Of shop: CSV file to write."""
     customers: int = 1500
     """Of shop: number of customers."""
     path: Path | None = None
-    """Of yambda-like: folder to write; existing files are not changed."""
+    """Of a dataset of events: folder to write; existing files are not changed."""
     events: int | None = None
-    """Of yambda-like: approximate number of events; default: that of the embedded dataset, about 300,000."""
+    """Of a dataset of events: approximate number of them; default: that of the embedded one, about 300,000."""
     seed: int = 7
     """Seed of the synthetic data."""
 
@@ -98,7 +97,7 @@ class Make(OutputOptions, ForceOption):
 @dataclass(frozen=True, kw_only=True)
 class Prepare(OutputOptions):
     name: tyro.conf.Positional[str]
-    """Dataset: yambda-50m, yambda-500m or yambda-5b."""
+    """Dataset of raw listening events that data get downloaded."""
     path: Path | None = None
     """Folder of the raw files; default: what `recperf data get` downloaded."""
     store: Path | None = None
@@ -176,15 +175,15 @@ def _get(options: Get, kind: str, bar: Callable[..., Any], terminal: Terminal) -
     name = options.name
     if kind == PUBLISHED:
         return _get_published(name, bar, terminal)
-    if name in SYNTHETIC or name not in datasets.BUILT_IN:
+    if name not in datasets.BUILT_IN or datasets.BUILT_IN[name][1] is None:
         raise UsageError(f"there is nothing to download for {name}", fix=f"recperf data info {name}")
     if kind == "movielens":
         from ...data.known import movielens_files as catalogue
 
         return catalogue.get(name, say=terminal.say)
-    from ...data.known.yambda import download
+    from ...data.known import event_files as events
 
-    return {"name": name, **download.get(name.removeprefix("yambda-"), say=terminal.say, bars=terminal.live)}
+    return events.get(name, say=terminal.say, bars=terminal.live)
 
 
 def _get_published(name: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
@@ -271,15 +270,10 @@ def _make(options: Make, kind: str, bar: Callable[..., Any], terminal: Terminal)
             raise UsageError("a shop is written to a file", fix="recperf data make shop --out shop.csv")
         facts = shop.write(options.out, customers=options.customers, seed=options.seed, force=options.force)
         return {**facts, "next": f"recperf data import {options.out} --name {SHOP}"}
-    from ...data.known import event_files as catalogue
-    from ...data.known.yambda.yambda_like import NAME, YambdaLike, of_size
+    from ...data.known import event_files as events
 
-    if options.name != NAME:
-        raise UsageError(f"{options.name} cannot be generated; {NAME} and {SHOP} can", fix="recperf data make --help")
-    if options.path is None:
-        raise UsageError(f"{NAME} is written to a folder", fix=f"recperf data make {NAME} --path FOLDER")
-    config = YambdaLike(seed=options.seed) if options.events is None else of_size(options.events, seed=options.seed)
-    return catalogue.make(config, path=options.path, progress=bar("generating"))
+    progress = bar("generating")
+    return events.make(options.name, events=options.events, seed=options.seed, path=options.path, progress=progress)
 
 
 def _prepare(options: Prepare, kind: str, bar: Callable[..., Any], terminal: Terminal) -> dict[str, Any]:
@@ -287,7 +281,7 @@ def _prepare(options: Prepare, kind: str, bar: Callable[..., Any], terminal: Ter
 
     if kind != "events":
         what = f"{options.name} is not raw listening events; only those are prepared"
-        raise UsageError(what, fix="recperf data prepare yambda-50m --path FOLDER")
+        raise UsageError(what, fix="recperf data prepare --help")
     return catalogue.prepare(options.name, path=options.path, store=options.store, progress=bar)
 
 

@@ -1,4 +1,5 @@
-"""`recperf data prepare | check | info | make` for listening events: builds, checks and describes datasets.
+"""Opens the events in a folder, whoever wrote them; `recperf data get | prepare | check | info | make` for listening
+events.
 
 Shapes: E events, U users, I items, W windows.
 """
@@ -15,22 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import locations
-from ...errors import UsageError
+from ...errors import DataError, UsageError
 from ...folders import one_at_a_time
 from .. import datasets
 from ..datasets import Dataset
 from ..events.item_table import check_files
 from ..events.kinds import DAY_S, LIKE, NEGATIVE, POSITIVE
-from ..events.store import EVENT_BYTES, MANIFEST, EventStore, file_of, open_store, originals, stored_columns, verify
+from ..events.store import (
+    EVENT_BYTES,
+    MANIFEST,
+    EventStore,
+    file_of,
+    is_store_folder,
+    open_store,
+    originals,
+    stored_columns,
+    verify,
+)
 from ..split import record
 from ..streaming.config import HistoryConfig, WindowConfig
 from ..streaming.windows import NoAnchors, WindowIndex
-from .mlperf_cache import FLAT_BYTES
-from .opening import open_events
 from .yambda import raw
+from .yambda.mlperf_cache import CACHE_META, FLAT_BYTES, READY, open_reference
 from .yambda.rows import count_by_type
 from .yambda.yambda_like import NAME as SYNTHETIC
-from .yambda.yambda_like import YambdaLike
+from .yambda.yambda_like import YambdaLike, of_size
 
 SHARES = {"listen_plus": POSITIVE, "like": LIKE, "skip": NEGATIVE}
 Facts = dict[str, object]
@@ -42,8 +52,34 @@ Bars = Callable[..., Progress]
 """Makes the progress of a labelled piece of work, with the unit it is counted in: events, bytes, share."""
 
 
+def open_events(path: Path) -> EventStore:
+    """Open an event store or a reference cache, whichever the folder contains."""
+    path = path.expanduser()
+    if is_store_folder(path):
+        return open_store(path)
+    if (path / READY).exists() or (path / CACHE_META).exists() or path.name.startswith("hstu_cache_L"):
+        return open_reference(path)
+    caches = sorted(folder for folder in path.glob("hstu_cache_L*") if folder.is_dir())
+    if len(caches) == 1:
+        return open_reference(caches[0])
+    what = (
+        f"there are no events here: no {MANIFEST} of an event store, and no {READY} of a reference cache, here or in a "
+    )
+    what += "folder hstu_cache_L*" + ("" if path.is_dir() else "; the folder does not exist")
+    if caches:
+        what = f"there are {len(caches)} caches here: {', '.join(folder.name for folder in caches)}"
+    raise DataError(what, where={"folder": path}, fix="name one of them" if caches else "recperf data prepare --help")
+
+
 def store_folder(name: str) -> Path:
     return locations.dataset_folder(name) / "store"
+
+
+def get(name: str, *, say: Say, bars: bool) -> Facts:
+    """Download raw files."""
+    from .yambda import download
+
+    return {"name": name, **download.get(name.removeprefix("yambda-"), say=say, bars=bars)}
 
 
 def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars) -> Facts:
@@ -69,13 +105,18 @@ def prepare(name: str, *, path: Path | None, store: Path | None, progress: Bars)
     }
 
 
-def make(config: YambdaLike, *, path: Path, progress: Progress) -> Facts:
-    """Write the synthetic dataset as a store."""
+def make(name: str, *, events: int | None, seed: int, path: Path | None, progress: Progress) -> Facts:
+    """Write the synthetic dataset as a store, of about so many events."""
     from .yambda import synthesize
 
-    began = monotonic()
+    if name != SYNTHETIC:
+        what = f"{name} cannot be generated; {SYNTHETIC} and shop can"
+        raise UsageError(what, fix="recperf data make --help")
+    if path is None:
+        raise UsageError(f"{name} is written to a folder", fix=f"recperf data make {name} --path FOLDER")
+    began, config = monotonic(), YambdaLike(seed=seed) if events is None else of_size(events, seed=seed)
     folder = synthesize.write_store(config, path, progress=progress)
-    return {**_made(SYNTHETIC, folder, began), "synthetic": True, "seed": config.seed}
+    return {**_made(name, folder, began), "synthetic": True, "seed": seed}
 
 
 def _made(name: str, folder: Path, began: float) -> Facts:

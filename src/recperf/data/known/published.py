@@ -25,8 +25,8 @@ from ..events.options import ImportOptions
 from .downloading import fetch
 
 GROUPLENS = (
-    "GroupLens, University of Minnesota: free for research; {pass_on}; ask before any commercial use, claim no "
-    "endorsement, and cite Harper & Konstan 2015, The MovieLens Datasets, doi:10.1145/2827872"
+    "GroupLens, University of Minnesota: free for research; pass the data on {pass_on}; ask before any commercial use, "
+    "claim no endorsement, and cite Harper & Konstan 2015, The MovieLens Datasets, doi:10.1145/2827872"
 )
 AMAZON = (
     "McAuley Lab, UC San Diego: published for research without a licence; cite Hou et al. 2024, Bridging Language and "
@@ -52,16 +52,15 @@ class Published:
     """Whether its MD5 is published beside it."""
 
 
-def _movielens(name: str, ending: str = "csv", **more: str) -> Published:
-    files = {role: f"{name}/{file}.{ending}" for role, file in (("events", "ratings"), ("items", "movies"))}
-    if more:
-        files["users"] = f"{name}/users.{ending}"
-    pass_on = "do not pass the data on" if more else "pass the data on under the same terms only"
+def _movielens(name: str, ending: str = "csv", pass_on: str = "under the same terms only", **headers: str) -> Published:
+    """`headers` are the first lines of files that name no columns; where they do, the archive has no users."""
+    names = {"events": "ratings", "items": "movies", **({"users": "users"} if headers else {})}
+    files = {role: f"{name}/{file}.{ending}" for role, file in names.items()}
     return Published(
         url=f"https://files.grouplens.org/datasets/movielens/{name}.zip",
         licence=GROUPLENS.format(pass_on=pass_on),
         columns={"user": "userId", "item": "movieId", "rating": "rating", "time": "timestamp"},
-        headers={files[role]: line for role, line in more.items()},
+        headers={files[role]: line for role, line in headers.items()},
         has_md5=True,
         **files,
     )
@@ -85,6 +84,7 @@ PUBLISHED: Final[dict[str, Published]] = {
     "movielens-1m": _movielens(
         "ml-1m",
         "dat",
+        "only with permission",
         events="userId::movieId::rating::timestamp",
         items="movieId::title::genres",
         users="userId::gender::age::occupation::zipCode",

@@ -24,7 +24,7 @@ from ..blocks import Column, verified
 from ..config import SplitConfig, SplitOptions
 from ..events.kinds import ANCHORS
 from ..files.values import MISSING as MISSING_TEXTS
-from ..known.opening import open_events
+from ..known.event_files import open_events
 from ..split.events import EventSplit, of_events
 from ..split.record import decided, facts_of, of_dataset, with_split
 from ..split.rows import RowSplit, default_of

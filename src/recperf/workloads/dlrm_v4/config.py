@@ -247,7 +247,7 @@ def on_events(config: DLRMv4WorkloadConfig, dataset: Dataset) -> DLRMv4WorkloadC
 def following(path: Path) -> DLRMv4WorkloadConfig:
     """The laptop's sizes and a recipe for own events: sizes follow the data, and what a small log teaches is visible to
     the model from its first step."""
-    from ...data.known.opening import open_events
+    from ...data.known.event_files import open_events
     from . import own_data
 
     config, store = laptop(), open_events(path)
@@ -278,7 +278,7 @@ def following(path: Path) -> DLRMv4WorkloadConfig:
 
 def resolve(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
     """With what decides the split of own events. A job for other machines may name events that are not here."""
-    from ...data.known.opening import open_events
+    from ...data.known.event_files import open_events
     from ...data.split.record import with_split
 
     if config.data.path is None or not config.data.path.exists():
@@ -301,7 +301,7 @@ def split_of(store: EventStore, config: DLRMv4WorkloadConfig) -> EventSplit | No
 
 def with_rows(config: DLRMv4WorkloadConfig) -> DLRMv4WorkloadConfig:
     """With rows for all ids of the events; users share a row, and crosses have theirs by a hash, as before."""
-    from ...data.known.opening import open_events
+    from ...data.known.event_files import open_events
     from .own_data import with_groups
 
     assert config.data.path is not None

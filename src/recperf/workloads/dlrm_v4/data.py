@@ -19,7 +19,7 @@ from torch import Tensor
 from ...data.events.kinds import DRAWN, POSITIVE
 from ...data.events.store import EventStore, own_ids
 from ...data.known import event_files as catalogue
-from ...data.known.opening import open_events
+from ...data.known.event_files import open_events
 from ...data.known.yambda.yambda_like import of_size
 from ...data.order import Samples
 from ...data.streaming.features import RATES

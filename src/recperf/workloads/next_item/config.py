@@ -202,7 +202,7 @@ def sized(
     if dataset.folder is None:
         return config
     if following is not None:
-        from ...data.known.opening import open_events
+        from ...data.known.event_files import open_events
 
         config = replace(following(open_events(dataset.folder)), data=config.data)
     buckets = NextItemConfig.time_buckets if config.start.run is None else config.model.time_buckets

@@ -120,7 +120,7 @@ def on_sequences(config: ItemModuleConfig, dataset: Dataset) -> ItemModuleConfig
     changed = replace(config, data=replace(config.data, path=dataset.folder, boundary=None))
     if config != type(config)():
         return changed
-    from ...data.known.opening import open_events
+    from ...data.known.event_files import open_events
     from ...data.next_item import NextItemData
 
     training = training_for(NextItemData.from_store(open_events(dataset.folder)))

@@ -17,17 +17,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, MachineError, notice_once
-from ...files import NOT_FILES, open_dataset_file
-from ...jsonfile import load
-from ..blocks import Column
-from ..events.kinds import LIKE, NEGATIVE, POSITIVE
-from ..events.manifest import EventManifest
-from ..events.store import EventStore, Which
-from ..streaming.features import ORGANIC
-from .yambda.raw import catalogue, map_file
-from .yambda.rows import TYPE_SHIFT
-from .yambda.schema import ALBUMS_FILE, ARTISTS_FILE, ITEM_GROUPS, LICENCE
+from ....errors import DataError, MachineError, notice_once
+from ....files import NOT_FILES, open_dataset_file
+from ....jsonfile import load
+from ...blocks import Column
+from ...events.kinds import LIKE, NEGATIVE, POSITIVE
+from ...events.manifest import EventManifest
+from ...events.store import EventStore, Which
+from ...streaming.features import ORGANIC
+from .raw import catalogue, map_file
+from .rows import TYPE_SHIFT
+from .schema import ALBUMS_FILE, ARTISTS_FILE, ITEM_GROUPS, LICENCE
 
 READY, CACHE_META = "_READY", "store_meta.json"
 
