@@ -238,7 +238,7 @@ def test_a_patch_holds_what_gains_and_is_measured(tmp_path: Path, monkeypatch: p
     made = program(tmp_path, "time.sleep(0.03 if torch.get_num_threads() > 1 else 0.01)", "torch.set_num_threads(2)")
     monkeypatch.chdir(tmp_path)
     outcome = ScriptOutcome(steps=200, wall_s=1.0, files=[made.script])
-    one = Advice("threads", "", "", settings={"threads": 1, "keep_memory": True}, status="tried")
+    one = Advice("threads", "", "", settings={"threads": 1, "keep_memory": {}}, status="tried")
     said: list[str] = []
     advice = [one]
     Trials(made, outcome, tmp_path, math.inf, False).write_patch(tmp_path / "a.patch", advice, said.append)

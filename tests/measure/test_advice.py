@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from recperf.measure import advice_rules as rules
+from recperf.measure import program_facts
 from recperf.measure.advice import AdviceFacts
 from recperf.measure.attribution import classify
 from recperf.measure.ceilings import Ceilings
@@ -314,7 +316,7 @@ def test_random_rows() -> None:
 
 
 def test_page_faults_of_new_memory() -> None:
-    advice = only(row("mul", 60.0, "bandwidth", new_bytes=1e8))
+    advice = only(row("mul", 60.0, "bandwidth", new_bytes=1e8), facts=facts(allocator="glibc"))
     assert advice.change.startswith("MALLOC_MMAP_MAX_=0 ")
     assert advice.predicted_gain == pytest.approx(STEP / (STEP - 50 + 5))
     assert names(row("mul", 60.0, "bandwidth", new_bytes=1e6)) == []
@@ -327,3 +329,26 @@ def test_the_largest_gain_comes_first_and_without_ceilings_none_is_predicted() -
     assert gains == sorted(gains, reverse=True)
     assert len(gains) == 3
     assert {one.predicted_gain for one in rules.advise(evidence(*step, facts=known, ceilings=None))} == {None}
+
+
+@pytest.mark.parametrize(
+    ("maps", "carried", "expected"),
+    [
+        ("/usr/lib/libc.so.6", b"mi_heap mimalloc: ", "mimalloc"),
+        ("/usr/lib/libc.so.6", b"posix_memalign", "glibc"),
+        ("/usr/lib/libjemalloc.so.2", b"mimalloc: ", "jemalloc"),
+        ("/usr/lib/libtcmalloc_minimal.so.4", b"", "tcmalloc"),
+    ],
+)
+def test_which_allocator_has_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maps: str, carried: bytes, expected: str
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libc10.so").write_bytes(carried)
+    (tmp_path / "maps").write_text(maps)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(program_facts, "_MAPS", tmp_path / "maps")
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
+    assert program_facts.allocator() == expected
+    monkeypatch.setattr(program_facts, "_MAPS", tmp_path / "none")
+    assert program_facts.allocator() == ""

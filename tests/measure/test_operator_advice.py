@@ -379,11 +379,14 @@ def test_page_faults() -> None:
         row("add", 20.0, new_bytes=60_000_000),
         row("exp", 9.0),
     ]
-    advice = one(rules.page_faults(facts_of(*rows)))
+    advice = one(rules.page_faults(facts_of(*rows, facts=ProgramFacts(allocator="mimalloc"))))
     # 100 MB of new memory take 50 ms at 2 GB/s, in a stream 5.
     assert after(advice) == pytest.approx(55.0)
     assert advice.seen.startswith("100 MB of new memory per step (add, mul) cost page faults: 50.0 ms")
-    assert advice.settings == {"keep_memory": True}
+    assert advice.change == "MIMALLOC_PURGE_DELAY=-1 python ...  # or reuse the tensor: out=..."
+    assert advice.settings == {"keep_memory": {"MIMALLOC_PURGE_DELAY": "-1"}}
+    unknown = one(rules.page_faults(facts_of(*rows)))
+    assert (unknown.change, unknown.settings) == ("reuse the tensor: out=...", {})
     short = [changed(line, ms=line.ms / 2) for line in rows]
     assert after(rules.page_faults(facts_of(*short))) == pytest.approx(100 - 25 + 5)
     assert rules.page_faults(facts_of(*rows, ceilings=GPU)) is None

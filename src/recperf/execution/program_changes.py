@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader
 
 from .program_hooks import Wrap, patched
 
-ENVIRONMENT = {"keep_memory": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}}
-"""Changes that are made before the program starts."""
 RESULTS = {
     "sparse": "the results: SparseAdam leaves rows as they are that a step does not use",
     "tf32": "the results: factors of products have 10 bits of mantissa",

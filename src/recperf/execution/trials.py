@@ -33,7 +33,7 @@ from ..measure.clocks import cuda_used
 from ..measure.records import Advice
 from ..stop import FLAG
 from .fixes import difference
-from .program_changes import ENVIRONMENT, RESULTS, SEARCHED, changes_text
+from .program_changes import RESULTS, SEARCHED, changes_text
 from .program_edits import diff, edited
 from .script import Program, ScriptOutcome
 
@@ -439,5 +439,5 @@ def _environment(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         "WANDB_MODE": "disabled", "WANDB_DIR": here, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-        **{name: value for key in settings for name, value in ENVIRONMENT.get(key, {}).items()},
+        **settings.get("keep_memory", {}),
     }  # fmt: skip

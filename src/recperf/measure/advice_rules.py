@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from .advice import RULES as RULES_OF_THE_HOST
 from .attribution import attribute
 from .ceilings import Ceilings
 from .limits import decide
-from .program_facts import optimizer_of
+from .program_facts import KEEPING, optimizer_of
 from .records import Advice, Experiment, Explanation, Observed, OptimizerFacts, ProgramFacts
 from .rows import place_rows
 from .trace.read import grouped, summed
@@ -315,8 +316,11 @@ def page_faults(evidence: AdviceFacts) -> Advice | None:
     goes = min(sum(row.ms for row in rows), moved / evidence.ceilings.first_touch * 1e3)
     rows.sort(key=lambda row: -row.new_bytes)
     seen = f"{number(moved)}B of new memory per step ({names(rows)}) cost page faults: {evidence.cost(goes, rows)}."
-    change = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 python ...  # or reuse the tensor: out=..."
-    return evidence.advice("page faults", seen, change, goes, moved / evidence.ceilings.stream * 1e3, keep_memory=True)
+    variables = KEEPING.get(evidence.facts.allocator, {})
+    start = " ".join(f"{name}={value}" for name, value in variables.items())
+    change = f"{start} python ...  # or reuse the tensor: out=..." if start else "reuse the tensor: out=..."
+    settings: dict[str, Any] = {"keep_memory": variables} if variables else {}
+    return evidence.advice("page faults", seen, change, goes, moved / evidence.ceilings.stream * 1e3, **settings)
 
 
 RULES: tuple[Callable[[AdviceFacts], Advice | None], ...] = (

@@ -18,6 +18,14 @@ FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 SMALLEST_TABLE = 1000
 """Rows of a parameter that may be a table."""
 _STEP = re.compile(r"(?:Optimizer\.step#|optimizer )(\w+)\.step")
+KEEPING = {
+    "mimalloc": {"MIMALLOC_PURGE_DELAY": "-1"},
+    "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
+    "tcmalloc": {"TCMALLOC_RELEASE_RATE": "0"},
+    "glibc": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)},
+}
+"""Variables with which an allocator keeps the memory that is freed."""
+_MAPS = Path("/proc/self/maps")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -63,6 +71,7 @@ class ProgramWatch:
             has_model=has_model,
             compiled=is_compiled(),
             huge_pages=huge_pages(),
+            allocator=allocator(),
         )
 
 
@@ -132,6 +141,23 @@ def facts_of_rows(operators: list[Operator]) -> ProgramFacts:
                 if any(name.startswith(start) for name in names)]  # fmt: skip
         facts.optimizers.append(OptimizerFacts(kind, ways[0] if ways else "for-loop", kind in FUSABLE))
     return facts
+
+
+def allocator() -> str:
+    """The allocator of torch's tensors in host memory: one that was loaded before all others, the one that torch
+    carries, or glibc's; empty where none is known."""
+    import platform
+
+    import torch
+
+    try:
+        loaded = _MAPS.read_text()
+        carried = (Path(torch.__file__).parent / "lib" / "libc10.so").read_bytes()
+    except OSError:
+        return ""
+    preloaded = (name for name in KEEPING if f"lib{name}" in loaded)
+    own = "mimalloc" if b"mimalloc" in carried else platform.libc_ver()[0]
+    return next(preloaded, own if own in KEEPING else "")
 
 
 def huge_pages() -> str | None:

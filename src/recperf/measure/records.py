@@ -302,6 +302,8 @@ class ProgramFacts(Struct):
     compiled: bool = False
     huge_pages: str | None = None
     """Linux: whether transparent huge pages are used: always, madvise or never."""
+    allocator: str = ""
+    """Which one has the host's memory: glibc, mimalloc, jemalloc or tcmalloc; empty: not known."""
 
 
 class Explanation(Struct, kw_only=True):
