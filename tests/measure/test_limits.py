@@ -143,7 +143,8 @@ def test_a_step_that_is_not_judged() -> None:
     assert "python 0%" in known
     assert "compute" not in known
     for device, preempted, limit, judged in (
-        ("H200", None, "latency", True), ("H200", None, "python", False), ("cpu", 0.0, "python", False),
+        ("H200", None, "latency", True), ("H200", None, "python", False), ("cpu", 0.0, "python", True),
+        ("cpu", 0.0, "compute", False),
     ):  # fmt: skip
         beside = decided({limit: 0.8}, other_work=0.3, device=device, preempted=preempted)
         assert (beside.limit == limit) is judged
@@ -225,6 +226,12 @@ def test_c_code_outside_of_torch(native: NativeCode, start: str) -> None:
             [row("bandwidth", 2.0, bytes=80_000_000, note="the ceiling is too low: by far")],
             ", at 40 GB/s where this machine streams 20 GB/s; the ceiling is too low.",
         ),
+        (
+            "bandwidth",
+            [row("bandwidth", 2.0, bytes=3_000_000, memory_bytes=3_000_000, new_bytes=3_000_000)],
+            ", 100% of it in aten::op, at 1.5 GB/s where this machine gets new memory at 2 GB/s.",
+        ),
+        ("bandwidth", [row("bandwidth", 2.0, bytes=3_000_000)], "of the step, 100% of it in aten::op."),
         (
             "latency",
             [row("latency", 2.0, rows=8000, memory_rows=4000, row_bytes=400)],

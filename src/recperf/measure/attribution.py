@@ -16,11 +16,9 @@ from msgspec.structs import asdict, replace
 
 from ..ops.operators import PREFIX
 from .ceilings import Ceilings
-from .limit_kinds import DOES_NOT_APPLY, LIMITS, SMALL, TOO_LOW
+from .limit_kinds import DOES_NOT_APPLY, EXPLAINED, LIMITS, SMALL, TOO_LOW
 from .records import Attribution, DividedOperator, Observed, Operator
 
-EXPLAINED = 0.3
-"""Share of an operator's time that a roof must explain to get all of it; below it is far from every roof."""
 BELIEVED = 1.5
 """Work at the ceiling may take this much longer than it took before the ceiling does not apply: ceilings are medians of
 other work, and vary by less."""

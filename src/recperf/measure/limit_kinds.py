@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Range = tuple[float, float]
 """The lowest and the highest time that is expected, in times of the unchanged one."""
 SAME: Range = (1.0, 1.0)
+EXPLAINED = 0.3
+"""Share of an operator's time that a roof must explain to get all of it; below it is far from every roof."""
 SMALL = 0.25
 """An operator whose work takes less than this part of a call's cost computes nothing to speak of."""
 DOES_NOT_APPLY, TOO_LOW = "the ceiling does not apply", "the ceiling is too low"
@@ -93,7 +95,13 @@ def _random_rows(row: DividedOperator, ceilings: Ceilings) -> str:
 def _bandwidth(row: DividedOperator, ceilings: Ceilings) -> str:
     if row.memory_rows or not row.bytes:
         return _random_rows(row, ceilings)
-    text = f", at {number(row.bytes / row.ms * 1e3)}B/s where this machine streams {number(ceilings.stream)}B/s"
+    new = row.new_bytes > row.memory_bytes / 2
+    rate, ceiling = row.bytes / row.ms * 1e3, ceilings.first_touch if new else ceilings.stream
+    if rate < EXPLAINED * ceiling:
+        # Other bytes of the same operator make up its time: a rate over all of them would contradict the limit.
+        return ""
+    machine = f"this machine {'gets new memory at' if new else 'streams'} {number(ceiling)}B/s"
+    text = f", at {number(rate)}B/s where {machine}"
     return text + (f"; {TOO_LOW}" if TOO_LOW in row.note else "")
 
 

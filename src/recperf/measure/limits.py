@@ -86,10 +86,11 @@ def decide(
 
 def _preemption_removed(observed: Observed, limit: str) -> bool:
     """Whether the share of a limit was measured without the time in which other work had the cores: by the clock of
-    a GPU, or by those of the only thread that ran operators."""
+    a GPU, by those of the only thread that ran operators, or, of Python, by its thread's. Other work makes the other
+    shares larger, so that Python would lead without it too."""
     if observed.device != "cpu":
         return limit in limits_by(Evidence.COPIES, Evidence.WORK)
-    return observed.threads == 1 and observed.preempted is not None
+    return (limit == "python" or observed.threads == 1) and observed.preempted is not None
 
 
 def _contradictions(experiments: list[Experiment]) -> list[str]:
@@ -216,7 +217,7 @@ def _busiest(rows: list[DividedOperator], limit: str) -> tuple[DividedOperator, 
     same = same or [max((row for row in rows if row.name == name), key=lambda row: row.limits[limit])]
     largest = max(same, key=lambda row: row.ms)
     alike = [row for row in same if (row.precision, row.row_bytes) == (largest.precision, largest.row_bytes)]
-    counted = ("ms", "calls", "flops", "bytes", "rows", "memory_rows")
+    counted = ("ms", "calls", "flops", "bytes", "memory_bytes", "new_bytes", "rows", "memory_rows")
     figures = {name: sum(getattr(row, name) for row in alike) for name in counted}
     return replace(largest, **figures), by_name[name] / max(1e-12, sum(by_name.values()))
 
