@@ -108,6 +108,14 @@ class BadRow(DataError):
         return DataError(f"row {rows + self.row + 1:,}: {self.value}", where={"file": path}, fix=self.fix)
 
 
+def numbers_of(column: Any) -> NDArray[Any]:
+    """The numbers or booleans of a column without nulls. What to_numpy does as well, but it imports pandas."""
+    arrow, column = pyarrow(), one_array(column)
+    if arrow.types.is_boolean(column.type):
+        return np.from_dlpack(column.cast(arrow.uint8())).astype(np.bool_)
+    return np.from_dlpack(column)
+
+
 def in_blocks(tables: Iterable[Table], size: int) -> Iterator[Table]:
     """The same rows in tables of `size` rows."""
     arrow = pyarrow()

@@ -32,7 +32,7 @@ from ..files.options import repeated_rows
 from ..files.source import inspect, require_role
 from ..files.text_rows import BadRows
 from ..files.values import RESTART, fetch_row, open_database
-from ..tables import pyarrow
+from ..tables import numbers_of, pyarrow
 from . import side_table
 from .convert import ID_ROLES, convert, number_ids
 from .kinds import ANCHORS, NEGATIVE, POSITIVE
@@ -312,7 +312,7 @@ def _negatives(connection: Any, options: ImportOptions, items: int) -> Negatives
     counts_I = np.zeros(items, np.int64)
     query = "SELECT item_id, count(*) FROM events GROUP BY item_id"
     for batch in connection.sql(query).to_arrow_reader(_BATCH_ROWS):
-        item, count = (column.to_numpy() for column in batch.columns)
+        item, count = map(numbers_of, batch.columns)
         counts_I[item.astype(np.int64) - 1] = count
     return Negatives(options, items, counts_I)
 
@@ -345,8 +345,7 @@ def _write_sorted(
             file = stack.enter_context(pyarrow(".parquet").ParquetWriter(str(path), schema))
         for batch in reader:
             poll()
-            # What to_numpy does as well, but it imports pandas.
-            users, items, times, kinds, firsts = (np.from_dlpack(batch.column(at)) for at in range(5))
+            users, items, times, kinds, firsts = (numbers_of(batch.column(at)) for at in range(5))
             first = firsts.astype(np.bool_)
             events = {"uids": users, "items": items, "times": times, "kinds": kinds, "rows": np.arange(len(batch))}
             for part in (events,) if negatives is None else negatives.add(events, first):

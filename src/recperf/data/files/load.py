@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of the file that have been read, and the bytes of the whole file."""
 _SCORED_MEMORY = 512 << 20
 _NUMBERS: Final[tuple[Number, ...]] = ("BIGINT", "DOUBLE")
-_FIRST_ROWS, _AT_ONCE = 5000, 1 << 16
+_FIRST_ROWS, _AT_ONCE = 1000, 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -71,6 +71,8 @@ COLUMNS: Final = {
 }
 """Names by which the column of a role is recognised, the likeliest first, as `plain` writes them."""
 
+CATEGORY: Final = "category"
+"""As a type: text that is a category as it is."""
 _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspace())
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 _WHOLE = {"FLOAT": 2**24, "DOUBLE": 2**53}
@@ -133,6 +135,8 @@ def stripped(name: str) -> str:
 
 def category(name: str, kind: str) -> str:
     """SQL for a category as text, or NULL."""
+    if kind == CATEGORY:
+        return name
     if is_text(kind):
         text = present(name)
         whole = f"regexp_full_match({name}, '-?[0-9]+[.]0+')"

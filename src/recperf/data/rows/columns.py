@@ -26,7 +26,7 @@ from ...jsonfile import Struct
 from ...stop import poll
 from ..blocks import Column, StoredColumn
 from ..files.values import Values, is_value, key
-from ..tables import EMPTY, optional_package, pyarrow
+from ..tables import EMPTY, numbers_of, optional_package, pyarrow
 
 DIGEST_BLOCK = 16 << 20
 """Each block of this many bytes has a digest, by which it is verified when it is first read."""
@@ -111,11 +111,11 @@ class Vocabulary:
     def codes(self, keys: Any) -> NDArray[np.int32]:
         """The code of each key of a pyarrow array."""
         compute = pyarrow(".compute")
-        missing = np.asarray(compute.is_null(keys))
+        missing = numbers_of(compute.is_null(keys))
         if self.buckets:
             encoded = keys.dictionary_encode()
             hashes = np.array([self._bucket(value) for value in encoded.dictionary.to_pylist()], np.int32)
-            indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+            indices = numbers_of(encoded.indices.fill_null(0))
             codes = hashes[indices] if len(hashes) else np.zeros(len(keys), np.int32)
         else:
             ambiguous = [] if self.repeated is None else keys.filter(compute.is_in(keys, value_set=self.repeated))
@@ -124,12 +124,12 @@ class Vocabulary:
                 what = f"column {self.seed!r} has {ambiguous[0]}, which may be {same[0]!r} or {same[1]!r}"
                 raise DataError(what, fix=as_text(self.seed))
             entries = compute.index_in(keys, value_set=self.keys).fill_null(UNSEEN - 1)
-            codes = entries.to_numpy(zero_copy_only=False).astype(np.int32) + 1
+            codes = numbers_of(entries).astype(np.int32) + 1
         return np.where(missing, 0, codes).astype(np.int32)
 
     def slots(self, lists: Any, width: int) -> NDArray[np.int32]:
         """The codes of a pyarrow array of lists, a row for each: missing if the list is empty, further ones cut."""
-        offsets = lists.offsets.to_numpy()
+        offsets = numbers_of(lists.offsets)
         codes = self.codes(lists.flatten())
         lengths = np.minimum(np.diff(offsets), width)
         slots = np.full((len(lists), width), EMPTY, np.int32)
@@ -187,7 +187,7 @@ def read_vocabulary(folder: Path, stored: StoredVocabulary) -> Vocabulary:
         raise damaged(path, "cannot be read") from None
     if hashlib.sha256(content).hexdigest() != stored.sha256:
         raise damaged(path, "differs from its checksum")
-    table = pyarrow(".parquet").read_table(pyarrow().BufferReader(content), columns=["value", "key"])
+    table = pyarrow(".parquet").ParquetFile(pyarrow().BufferReader(content)).read(["value", "key"])
     values, keys = (table[name].combine_chunks() for name in ("value", "key"))
     differ = keys.null_count < len(keys)
     return Vocabulary(values=values, keys=pyarrow(".compute").coalesce(keys, values) if differ else values)

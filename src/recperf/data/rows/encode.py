@@ -22,7 +22,7 @@ from ..files import values as sql
 from ..files.text_rows import SkippedRows
 from ..files.values import NOT_USED, column_types, fetch_row
 from ..split.record import moment, read
-from ..tables import optional_package, pyarrow
+from ..tables import numbers_of, optional_package, pyarrow
 from .columns import Arrays, Layout, StoredVocabulary, Vocabulary, as_text, denoted, open_arrays, read_vocabulary
 
 FORMAT, VERSION = KINDS["clicks"].form
@@ -240,7 +240,7 @@ def stored_arrays(columns: StoredColumns, table: Any) -> dict[str, NDArray[Any]]
     for index, (one, vocabulary) in enumerate(columns.features):
         column = table[f"f{index}"].combine_chunks()
         if one.kind == "numeric":
-            numbers = column.fill_null(np.nan).to_numpy(zero_copy_only=False)
+            numbers = numbers_of(column.fill_null(np.nan))
             dense.append(np.clip(numbers, -LARGEST, LARGEST).astype(np.float32))
         elif one.kind == "multi":
             ids.append(vocabulary.slots(column, one.slots))

@@ -30,7 +30,7 @@ from ..files.options import repeated_rows
 from ..files.raw_rows import RawRows
 from ..files.text_rows import BadRows
 from ..files.values import LAST_SECOND, RESTART, open_database
-from ..tables import in_blocks, pyarrow
+from ..tables import in_blocks, numbers_of, pyarrow
 from .columns import Arrays, write_arrays, write_vocabulary
 from .encode import (
     FORMAT,
@@ -121,6 +121,8 @@ class _Build:
         self.raw, self.connection, self.options, self.folder = raw, raw.connection, options, folder
         self.rows = raw.count()
         self.columns = decide_types(raw.connection, columns, options.separator)
+        self.as_written = set[int]()
+        """Columns of text whose categories are the texts."""
         if not self.columns.features:
             left = ", ".join(f"{name} ({why})" for name, why in self.columns.left_out.items())
             what = f"no column is a feature{f': {left}' if left else ''}"
@@ -217,6 +219,8 @@ class _Build:
             )
             facts = replace(facts, slots=max(1, min(MOST_SLOTS, longest)), cut=int(cut))
         else:
+            differing = self.raw.row(f"count(*) FROM texts WHERE text IS NOT NULL AND {one} IS DISTINCT FROM text")[0]
+            self.as_written |= {at} if sql.is_text(kind) and not differing else set()
             missing = self.rows - self.raw.row("coalesce(sum(count), 0) FROM seen")[0]
         facts = replace(facts, values=values, missing=int(missing))
         if self.options.hash:
@@ -248,7 +252,8 @@ class _Build:
     def _write(self, manifest: ClickManifest, more: dict[str, str], progress: Progress) -> Arrays:
         """Write the arrays; `more` is SQL for the label and the time."""
         columns = StoredColumns.of(self.folder, manifest)
-        inputs = [self._column(at)[:2] for at in self.columns.features]
+        kinds = self.raw.kinds | {sql_name(at): sql.CATEGORY for at in self.as_written}
+        inputs = [(sql_name(at), kinds[sql_name(at)]) for at in self.columns.features]
         query = selection(columns, inputs, "raw", more=more)
         # Wide tables have fewer rows at once, so that their text stays within the memory limit.
         at_once = min(_PIECE, 1 << (_VALUES_AT_ONCE // (1 + len(inputs))).bit_length() - 1)
@@ -258,8 +263,8 @@ class _Build:
             tables = (pyarrow().Table.from_batches([batch]) for batch in batches)
             done = 0
             for table in in_blocks(tables, at_once):
-                arrays = stored_arrays(columns, table) | {"labels": table["label"].to_numpy().astype(np.uint8)}
-                arrays |= {"times": table["time"].to_numpy().astype(np.int64)} if "time" in more else {}
+                arrays = stored_arrays(columns, table) | {"labels": numbers_of(table["label"]).astype(np.uint8)}
+                arrays |= {"times": numbers_of(table["time"]).astype(np.int64)} if "time" in more else {}
                 _describe(manifest, arrays)
                 yield arrays
                 done += len(table)
