@@ -204,8 +204,8 @@ def test_temporary_files_and_workers_are_no_changes(tmp_path: Path, monkeypatch:
 
 def compared(program: Program, folder: Path, steps: int) -> Compared:
     outcome = ScriptOutcome(steps=steps, wall_s=1.0)
-    unlimited = Trials(program, outcome, folder, math.inf, False)
-    return unlimited.compare({"threads": 1}, monotonic() + 300)
+    with Trials(program, outcome, folder, math.inf, False) as unlimited:
+        return unlimited.compare({"threads": 1}, monotonic() + 300)
 
 
 @pytest.mark.slow
@@ -241,7 +241,8 @@ def test_a_patch_holds_what_gains_and_is_measured(tmp_path: Path, monkeypatch: p
     one = Advice("threads", "", "", settings={"threads": 1, "keep_memory": {}}, status="tried")
     said: list[str] = []
     advice = [one]
-    Trials(made, outcome, tmp_path, math.inf, False).write_patch(tmp_path / "a.patch", advice, said.append)
+    with Trials(made, outcome, tmp_path, math.inf, False) as unlimited:
+        unlimited.write_patch(tmp_path / "a.patch", advice, said.append)
     assert said[0].endswith("no place for it: keep_memory")
     assert "-torch.set_num_threads(2)\n+torch.set_num_threads(1)\n" in Path("a.patch").read_text()
     assert (advice[-1].name, advice[-1].status, advice[-1].same_losses) == ("patch", "tried", True)

@@ -1,8 +1,10 @@
-"""Runs a program again, in a process of its own, and times turns of its steps as the process that started it asks.
+"""Runs programs again, each in a process of its own, and times turns of their steps as the process that started this
+one asks.
 
     python -m recperf.execution.program_trial DESCRIPTOR PARENT
 
-Requests and answers are lines of JSON on the socket of this descriptor. Between turns the program stands still.
+The socket of this descriptor asks for programs, with a socket of its own and a file for messages each; torch is
+imported once for all of them. Requests and answers of a program are lines of JSON. Between turns it stands still.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
-from tempfile import gettempdir
 from time import perf_counter_ns
 from typing import Any
 
 import numpy
 import torch
+import torch._dynamo  # The first optimizer of a program imports it, which takes seconds.
 from torch import Tensor
 
 from ..measure.clocks import cuda_used
@@ -111,9 +114,35 @@ class Pace(Profiler):
 
 
 def main(descriptor: int, parent: int) -> None:
-    # Also where this process stands still, and its workers with it.
+    """Fork a process for each program that is asked for. Those that have ended are kept as zombies until this one ends,
+    so that their numbers stay theirs."""
+    # Also where a process stands still, and its workers with it.
     end_with_parent(parent, signal.SIGKILL)
     os.register_at_fork(after_in_child=lambda: end_with_parent(os.getppid(), signal.SIGKILL))
+    control = socket.socket(fileno=descriptor)
+    while True:
+        asked, descriptors, *_ = socket.recv_fds(control, 1, 2)
+        if not asked:
+            return
+        number = os.fork()
+        if not number:
+            control.close()
+            os.setpgid(0, 0)
+            stream, messages = descriptors
+            os.dup2(messages, 2)
+            os.close(messages)
+            run(stream)
+            return
+        for one in descriptors:
+            os.close(one)
+        # Here too: the number is also that of its group once it is known.
+        with suppress(OSError):
+            os.setpgid(number, number)
+        control.sendall(number.to_bytes(8, "little"))
+
+
+def run(descriptor: int) -> None:
+    """Run a program as the socket of this descriptor asks."""
     stream = socket.socket(fileno=descriptor).makefile("rw")
 
     def ask(answer: dict[str, Any]) -> int:
@@ -125,10 +154,12 @@ def main(descriptor: int, parent: int) -> None:
         return int(line)
 
     request = json.loads(stream.readline())
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
     asked, settings = request["program"], request["settings"]
     sources = settings.get("sources", {})
     program = Program(**{**asked, "script": Path(asked["script"]), "to_the_end": False, "sources": sources})
-    folder = None if request["anywhere"] else Path(gettempdir())
+    folder = None if request["anywhere"] else Path(tempfile.gettempdir())
     if folder is not None:
         confine(folder)
     random.seed(SEED)

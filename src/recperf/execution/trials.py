@@ -105,7 +105,7 @@ def try_advice(
     with temporary as folder, FLAG.before_exit(temporary.cleanup):
         seconds = math.inf if anywhere else seconds
         trials = Trials(program, outcome, Path(folder), seconds, anywhere, kept=1 + (patch is not None))
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), trials:
             trials.try_each(advice, say)
             if patch is not None:
                 trials.write_patch(patch, advice, say)
@@ -139,8 +139,8 @@ def refused(effect: str) -> str:
 
 
 @dataclass
-class Trials:
-    """The trials of a program."""
+class Trials(ExitStack):
+    """The trials of a program, inside its `with` block."""
 
     program: Program
     outcome: ScriptOutcome
@@ -154,6 +154,10 @@ class Trials:
     longest: float = 0.0
     """Time of the longest trial so far."""
     began: float = field(default_factory=monotonic)
+    nurseries: dict[tuple[tuple[str, str], ...], Nursery] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def try_each(self, advice: list[Advice], say: Callable[[str], None]) -> None:
         """Measure each change, then at more length the best of them: those together that gained, or the only one. The
@@ -310,12 +314,22 @@ class Trials:
         self.repeats = math.nan if differs is None else differs
         second.end()
 
+    def _nursery(self, environment: dict[str, str]) -> Nursery:
+        """The process whose children have this environment, which an allocator reads once."""
+        key = tuple(environment.items())
+        if key not in self.nurseries:
+            self.nurseries[key] = Nursery(environment)
+            self.callback(self.nurseries[key].end)
+            self.enter_context(FLAG.before_exit(self.nurseries[key].end))
+        return self.nurseries[key]
+
     @contextmanager
     def _sides(self, settings: list[dict[str, Any]], warm_ups: int) -> Iterator[list[Side]]:
         with ExitStack() as stack:
             sides = []
             for each in settings:
-                sides.append(Side(self.program, each, warm_ups, self.folder, self.anywhere))
+                nursery = self._nursery(each.get("keep_memory", {}))
+                sides.append(Side(nursery, self.program, each, warm_ups, self.folder, self.anywhere))
                 stack.callback(sides[-1].end)
                 # A signal that ends this process at once.
                 stack.enter_context(FLAG.before_exit(sides[-1].end))
@@ -358,11 +372,41 @@ def interval(values: list[float]) -> tuple[float, float]:
     return fmean(values) - half, fmean(values) + half
 
 
+class Nursery:
+    """A process that has imported torch, and starts others as its children."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        seed = os.environ.get("PYTHONHASHSEED", "0")
+        with theirs:
+            self._process = Popen(
+                [sys.executable, "-m", CHILD, str(theirs.fileno()), str(os.getpid())],
+                stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": seed, **environment},
+            )  # fmt: skip
+
+    def start(self, stream: int, messages: int) -> int:
+        """Start a child with this socket and this file for its messages, and return its number."""
+        try:
+            socket.send_fds(self._socket, [b"+"], [stream, messages])
+            number = self._socket.recv(8)
+        except OSError:
+            number = b""
+        if len(number) < 8:
+            raise NotTried("no process could be started")
+        return int.from_bytes(number, "little")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
 class Side:
     """A program in a process group of its own, with its own temporary folder."""
 
     def __init__(
-        self, program: Program, settings: dict[str, Any], warm_ups: int, root: Path, anywhere: bool = False
+        self, nursery: Nursery, program: Program, settings: dict[str, Any], warm_ups: int, root: Path, anywhere: bool
     ) -> None:
         folder = Path(mkdtemp(dir=root))
         self._socket, theirs = socket.socketpair()
@@ -370,13 +414,9 @@ class Side:
         self._received = b""
         self._messages = folder / "messages"
         with theirs, self._messages.open("wb") as messages:
-            self._process = Popen(
-                [sys.executable, "-m", CHILD, str(theirs.fileno()), str(os.getpid())],
-                stdin=DEVNULL, stdout=DEVNULL, stderr=messages, pass_fds=[theirs.fileno()], start_new_session=True,
-                env=_environment(folder, settings),
-            )  # fmt: skip
-        started = {**asdict(program), "script": str(program.script)}
-        self._send({"program": started, "settings": settings, "warm_ups": warm_ups, "anywhere": anywhere})
+            self._number = nursery.start(theirs.fileno(), messages.fileno())
+        request = {"program": {**asdict(program), "script": str(program.script)}, "environment": _environment(folder)}
+        self._send({**request, "settings": settings, "warm_ups": warm_ups, "anywhere": anywhere})
 
     def answer(self, deadline: float) -> dict[str, Any]:
         """The next answer, after which the program stands still."""
@@ -386,9 +426,7 @@ class Side:
             try:
                 received = self._socket.recv(1 << 16)
             except TimeoutError:
-                if self._process.poll() is None:
-                    continue
-                received = b""
+                continue
             except OSError:
                 received = b""
             if not received:
@@ -410,9 +448,11 @@ class Side:
         return int(self.answer(deadline)["ns"])
 
     def end(self) -> None:
-        """End all of its processes."""
+        """End all of its processes, the last of which closes the other end."""
         self._signal(signal.SIGKILL)
-        self._process.wait()
+        with suppress(OSError):
+            while self._socket.recv(1 << 16):
+                pass
         self._socket.close()
 
     def _send(self, message: Any) -> None:
@@ -422,22 +462,19 @@ class Side:
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._number, number)
 
     def _failure(self) -> str:
         """The last line of its messages."""
         lines = self._messages.read_text(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else f"the program ended with exit code {self._process.wait()}"
+        return lines[-1].strip() if lines else "the program ended without a message"
 
 
-def _environment(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """That of a trial: services that log or download stay offline, what is made is in the folder."""
     here = str(folder)
     return {
-        **os.environ,
         "TMPDIR": here, "TORCHINDUCTOR_CACHE_DIR": f"{here}/inductor", "TRITON_CACHE_DIR": f"{here}/triton",
-        "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         "WANDB_MODE": "disabled", "WANDB_DIR": here, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-        **settings.get("keep_memory", {}),
     }  # fmt: skip
