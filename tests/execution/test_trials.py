@@ -250,6 +250,13 @@ def test_a_patch_holds_what_gains_and_is_measured(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.long
+def test_programs_on_a_gpu_are_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "cuda_used", lambda: True)
+    forked = "import os\nif os.getpgid(0) != os.getsid(0): raise SystemExit(3)"
+    assert compared(program(tmp_path, forked), tmp_path, 200).losses
+
+
+@pytest.mark.long
 def test_a_trial_that_would_write_or_fails_says_so(tmp_path: Path) -> None:
     for inside, problem in (
         ("if step == 2: open('log.txt', 'a')", "writes log.txt"),

@@ -19,13 +19,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import numpy
 import torch
-import torch._dynamo  # The first optimizer of a program imports it, which takes seconds.
 from torch import Tensor
 
 from ..measure.clocks import cuda_used
@@ -39,6 +39,8 @@ from .step_profile import Profiler
 
 COMPARED = 10
 """Losses that show whether a change keeps the results."""
+FORK, BECOME = b"f", b"b"
+"""What is asked for: a child that runs a program, or this process."""
 SEED = 1
 """Of programs that set none."""
 
@@ -114,20 +116,25 @@ class Pace(Profiler):
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Fork a process for each program that is asked for. Those that have ended are kept as zombies until this one ends,
-    so that their numbers stay theirs."""
+    """Fork a process for each program that is asked for, or become the only one. Those that have ended are kept as
+    zombies until this one ends, so that their numbers stay theirs."""
     # Also where a process stands still, and its workers with it.
     end_with_parent(parent, signal.SIGKILL)
     os.register_at_fork(after_in_child=lambda: end_with_parent(os.getppid(), signal.SIGKILL))
+    # The first optimizer of a program would import it, which takes seconds.
+    import_module("torch._dynamo")
     control = socket.socket(fileno=descriptor)
     while True:
         asked, descriptors, *_ = socket.recv_fds(control, 1, 2)
         if not asked:
             return
-        number = os.fork()
+        number = os.fork() if asked == FORK else 0
         if not number:
+            if asked == FORK:
+                os.setpgid(0, 0)
+            else:
+                control.sendall(os.getpid().to_bytes(8, "little"))
             control.close()
-            os.setpgid(0, 0)
             stream, messages = descriptors
             os.dup2(messages, 2)
             os.close(messages)

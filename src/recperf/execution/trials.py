@@ -35,6 +35,7 @@ from ..stop import FLAG
 from .fixes import difference
 from .program_changes import RESULTS, SEARCHED, changes_text
 from .program_edits import diff, edited
+from .program_trial import BECOME, FORK
 from .script import Program, ScriptOutcome
 
 CHILD = f"{__package__}.program_trial"
@@ -317,11 +318,14 @@ class Trials(ExitStack):
     def _nursery(self, environment: dict[str, str]) -> Nursery:
         """The process whose children have this environment, which an allocator reads once."""
         key = tuple(environment.items())
-        if key not in self.nurseries:
-            self.nurseries[key] = Nursery(environment)
-            self.callback(self.nurseries[key].end)
-            self.enter_context(FLAG.before_exit(self.nurseries[key].end))
-        return self.nurseries[key]
+        nursery = self.nurseries.get(key)
+        if nursery is None:
+            nursery = Nursery(environment, forks=not cuda_used())
+            self.callback(nursery.end)
+            self.enter_context(FLAG.before_exit(nursery.end))
+            if not cuda_used():
+                self.nurseries[key] = nursery
+        return nursery
 
     @contextmanager
     def _sides(self, settings: list[dict[str, Any]], warm_ups: int) -> Iterator[list[Side]]:
@@ -373,9 +377,11 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 class Nursery:
-    """A process that has imported torch, and starts others as its children."""
+    """A process that has imported torch, and forks others that run programs. Where these use a GPU, which no forked
+    process of one that has looked for it can use, it becomes the first of them."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], *, forks: bool) -> None:
+        self._forks = forks
         self._socket, theirs = socket.socketpair()
         seed = os.environ.get("PYTHONHASHSEED", "0")
         with theirs:
@@ -386,9 +392,9 @@ class Nursery:
             )  # fmt: skip
 
     def start(self, stream: int, messages: int) -> int:
-        """Start a child with this socket and this file for its messages, and return its number."""
+        """Let a program run with this socket and this file for its messages, and return its process's number."""
         try:
-            socket.send_fds(self._socket, [b"+"], [stream, messages])
+            socket.send_fds(self._socket, [FORK if self._forks else BECOME], [stream, messages])
             number = self._socket.recv(8)
         except OSError:
             number = b""
