@@ -77,7 +77,7 @@ _WHITESPACE = "".join(chr(code) for code in range(1, 0x3001) if chr(code).isspac
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 _WHOLE = {"FLOAT": 2**24, "DOUBLE": 2**53}
 """From here on a number of the type may stand for several whole numbers."""
-_FIRST = 1000
+_FIRST = 100
 Values = Literal["text", "number", "boolean"]
 """What all values of a column are; numbers that are written in two ways, such as 1.5 and 1.50, are text."""
 
@@ -195,14 +195,16 @@ def is_value(text: str, values: Values) -> str:
 def values_in(connection: Any, table: str) -> Values:
     """What all texts of a table's column `value` are. Numbers that are written in two ways are text: 501 and 00501."""
     # Nearly always the first values tell that a column is text.
-    for rows in (f"(FROM {table} LIMIT {_FIRST})", table):
-        booleans, numbers, plain = fetch_row(
-            connection,
-            f"SELECT bool_and({is_value('value', 'boolean')}), bool_and({is_value('value', 'number')}), "
-            f"bool_and({key('value', 'number')} = value) FROM {rows}",
-        )
-        if not (booleans or numbers):
-            return "text"
+    first = connection.execute(f"SELECT value FROM {table} LIMIT {_FIRST}").fetchall()
+    if any(value.lower() not in ("true", "false") and not re.fullmatch(NUMBER, value) for (value,) in first):
+        return "text"
+    booleans, numbers, plain = fetch_row(
+        connection,
+        f"SELECT bool_and({is_value('value', 'boolean')}), bool_and({is_value('value', 'number')}), "
+        f"bool_and({key('value', 'number')} = value) FROM {table}",
+    )
+    if not (booleans or numbers):
+        return "text"
     if booleans:
         return "boolean"
     repeated = f"SELECT {key('value', 'number')} AS key FROM {table} GROUP BY key HAVING min(value) <> max(value)"

@@ -209,6 +209,11 @@ class _Build:
         if not self.options.hash and (how == "multi" or not self._has_room(texts)):
             self._require_room(name, self.raw.row(f"approx_count_distinct(value) FROM ({each})")[0])
         query = f"SELECT value, sum(count) AS count FROM ({each}) WHERE value IS NOT NULL GROUP BY value"
+        if how != "multi" and sql.is_text(kind):
+            other = f"text IS NOT NULL AND {one} IS DISTINCT FROM text"
+            if not self.raw.row(f"count(*) FROM texts WHERE {other}")[0]:
+                self.as_written.add(at)
+                query = "SELECT text AS value, count FROM texts WHERE text IS NOT NULL"
         self.connection.execute(f"CREATE OR REPLACE TEMP TABLE seen AS {query}")
         values = sql.values_in(self.connection, "seen") if values == "text" else values
         if how == "multi":
@@ -219,8 +224,6 @@ class _Build:
             )
             facts = replace(facts, slots=max(1, min(MOST_SLOTS, longest)), cut=int(cut))
         else:
-            differing = self.raw.row(f"count(*) FROM texts WHERE text IS NOT NULL AND {one} IS DISTINCT FROM text")[0]
-            self.as_written |= {at} if sql.is_text(kind) and not differing else set()
             missing = self.rows - self.raw.row("coalesce(sum(count), 0) FROM seen")[0]
         facts = replace(facts, values=values, missing=int(missing))
         if self.options.hash:
