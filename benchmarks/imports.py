@@ -6,7 +6,7 @@
 - clicks: 10,000,000 rows: a user (a million), an ad, a city, a device, an age, a price, a time and a label
 
 Each import and each read runs in a process of its own; its peak is the resident memory that the kernel counted at its
-end.
+end. `load` is that of the machine before the first one: where other work runs, CPU time says more than time.
 
 Run as `python benchmarks/imports.py [--cases shop criteo] [--dry]`.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -136,7 +137,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as temporary:
             path = Path(temporary) / ("rows.tsv" if case == "criteo" else "rows.csv")
             write_case(case, path)
-            facts = {"rows": ROWS[case], "bytes": path.stat().st_size, "memory_mib": 1024}
+            load = round(os.getloadavg()[0], 1)
+            facts = {"rows": ROWS[case], "bytes": path.stat().st_size, "memory_mib": 1024, "load": load}
             answers: dict[str, list[dict[str, Any]]] = {"recperf": [], "duckdb": []}
             for turn in range(chosen.rounds):
                 for by, measurements in answers.items():
