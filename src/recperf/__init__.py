@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .api import bench, compare, dataset, plan, run
+    from .execution.learning import watch
     from .execution.step_profile import Profiler, profile
     from .runs.step_report import Report, load
     from .workloads.opened import OpenRun
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _PLACES = {
     **dict.fromkeys(("bench", "compare", "dataset", "plan", "run"), "api"),
     "profile": "execution.step_profile",
+    "watch": "execution.learning",
     "Profiler": "execution.step_profile",
     "load": "runs.step_report",
     "Report": "runs.step_report",
@@ -35,6 +37,7 @@ _PLACES = {
 # Without `open`: a star import must not replace the builtin function.
 __all__ = [
     "OpenRun", "Profiler", "Report", "__version__", "bench", "compare", "dataset", "load", "plan", "profile", "run",
+    "watch",
 ]  # fmt: skip
 
 

@@ -290,6 +290,7 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
     "micro-dlrm-dram.md": {"FOLDER": films},
     "mlperf.md": {"runs/<run>/mlperf.log": mlperf_log},
     "profiling.md": {"OLD": copy_of_run, "NEW": copy_of_run},
+    "quality.md": {"train.py": program},
     "report.md": {"runs/<name>": copy_of_run, "runs/<one>": copy_of_run, "runs/<other>": copy_of_run},
     "traces.md": {
         "trace.json.gz": trace, "before.json": trace, "after.json": trace, "FOLDER/trace.rank0.json": trace,

@@ -41,6 +41,8 @@ class Options(OutputOptions, VerboseOption):
     """Functions that return or yield the batches of a program that does not use a torch DataLoader."""
     to_the_end: bool = False
     """Let the program run until it ends by itself."""
+    learning: bool = False
+    """Also watch how the program's models learn, and show what keeps them from it: docs/quality.md."""
     run_dir: Path | None = None
     """Folder of the profile, new or empty. Default: runs/script-profile-<time>-<id>."""
     report: bool = True
@@ -86,6 +88,7 @@ def command(arguments: list[str]) -> int:
         options.step_function,
         options.input_function,
         options.to_the_end,
+        learning=options.learning,
     )
     with FLAG.default_signals(), _stdout_to_stderr() if options.json else nullcontext():
         outcome = profile_program(program, quiet=options.quiet, peaks=options.peaks)

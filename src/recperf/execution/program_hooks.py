@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -183,11 +183,28 @@ class Hooks(ExitStack):
         if self.steps_seen < 1 or self.profiler.done or _compiles():
             return None
         parameters = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        best = max(
+            self._roots(), key=lambda module: sum(id(p) in parameters for p in module.parameters()), default=None
+        )
+        return None if isinstance(best, nn.DataParallel) else best
+
+    def _roots(self) -> list[nn.Module]:
+        """The modules that no other one holds."""
         modules = list(self._modules.values())
         inner = {id(child) for module in modules for child in module._modules.values()}
-        roots = [module for module in modules if id(module) not in inner]
-        best = max(roots, key=lambda module: sum(id(p) in parameters for p in module.parameters()), default=None)
-        return None if isinstance(best, nn.DataParallel) else best
+        return [module for module in modules if id(module) not in inner]
+
+    def roots(self, variables: Mapping[str, Any]) -> dict[str, nn.Module]:
+        """The same by the names of the program's variables, else by class; one alone needs no name."""
+        roots = self._roots()
+        if len(roots) == 1:
+            return {"": roots[0]}
+        named = {id(value): name for name, value in variables.items()}
+        result: dict[str, nn.Module] = {}
+        for root in roots:
+            name = named.get(id(root), type(root).__name__)
+            result[name if name not in result else f"{name} {len(result)}"] = root
+        return result
 
     # Waits for input
 

@@ -165,7 +165,8 @@ def run(descriptor: int) -> None:
     tempfile.tempdir = None
     asked, settings = request["program"], request["settings"]
     sources = settings.get("sources", {})
-    program = Program(**{**asked, "script": Path(asked["script"]), "to_the_end": False, "sources": sources})
+    asked = {**asked, "script": Path(asked["script"]), "to_the_end": False, "learning": False, "sources": sources}
+    program = Program(**asked)
     folder = None if request["anywhere"] else Path(tempfile.gettempdir())
     if folder is not None:
         confine(folder)

@@ -15,7 +15,7 @@ import tokenize
 import traceback
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib.machinery import SourceFileLoader
@@ -28,8 +28,10 @@ from typing import Any
 import torch
 
 from ..errors import MachineError, UsageError
+from ..measure.learning_records import LearningReport
 from ..measure.places import USER, Stacks
 from ..runs.step_report import Report
+from .learning import Watch
 from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_function, patched_path
 from .side_effects import SideEffects
 from .step_profile import Profiler
@@ -51,6 +53,8 @@ class Program:
     """Let the program end by itself after enough steps were seen."""
     sources: dict[str, str] = field(default_factory=dict)
     """Texts that take the place of files, by their paths."""
+    learning: bool = False
+    """Also watch how its models learn."""
 
     @property
     def named(self) -> list[tuple[str, str]]:
@@ -78,6 +82,7 @@ class ScriptOutcome:
     """Its own source files, the script first."""
     missing: MachineError | None = None
     """Why there is no report."""
+    learning: LearningReport | None = None
 
 
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> ScriptOutcome:
@@ -110,9 +115,11 @@ def run_program(program: Program, profiler: Profiler, effects: SideEffects) -> t
         hooks = Hooks(profiler, to_the_end=program.to_the_end, ends_by_optimizer=program.step_function is None)
         if program.sources:
             hooks.enter_context(patched(SourceFileLoader, "get_code", _replaced(program.sources)))
-        with hooks, _as_main(program) as module, effects:
+        watch = Watch(lambda: hooks.roots(vars(sys.modules["__main__"])), None) if program.learning else None
+        with hooks, _as_main(program) as module, effects, watch or nullcontext():
             outcome.code, outcome.stopped = _run(program, code, module, hooks)
         del module
+        outcome.learning = watch.report() if watch else None
         if active_children():
             # Iterators of loaders that are not referenced any more end their worker processes.
             gc.collect()
@@ -137,6 +144,7 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Scrip
     report = profiler.build()
     report.program = {"script": str(program.script), "arguments": list(program.arguments)}
     report.notes += hooks.notes()
+    report.learning = outcome.learning
     own = report.own_cpu_s
     beside = max(1e-9, outcome.cpu_s - profiler.observer.traced_cpu_ns / 1e9)
     report.notes.append(

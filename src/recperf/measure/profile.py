@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from ..jsonfile import Count, Number, as_json
 from .ceilings import Ceilings
+from .learning_records import LearningReport
 from .limits import part_ms
 from .profile_records import Idle, Kernels, Missing, Transfer, WorkloadFigures
 from .records import (
@@ -63,6 +64,8 @@ class StepProfile(Explanation, kw_only=True):
     idle: Idle | None = None
     transfers: list[Transfer] | Missing | None = None
     """The device in traced steps, in the profile of a trace and of `recperf profile WORKLOAD`."""
+    learning: LearningReport | None = None
+    """What keeps the program's models from learning, where --learning asked for it."""
     trace: TraceAnalysis | None = None
     """What only the profile of a trace has."""
     workload: WorkloadFigures | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...measure.attribution import divided_ms
+from ...measure.learning_records import LearningReport
 from ...measure.peaks.records import Peaks
 from ...measure.profile import StepProfile
 from . import formats as fmt
 from . import profile_report, trace_report
-from .blocks import Block, Report, Section, Text, Viewer
+from .blocks import Block, Cell, Report, Section, Text, Viewer
 from .step_sections import experiment_blocks, part_blocks, report_of_step, sections_of
 
 
@@ -29,12 +32,26 @@ def _of_step(profile: StepProfile) -> Report:
     sections = [
         *sections_of(profile, whole, profile.advice, experiment_blocks(profile.experiments)),
         *([Section("parts", "Parts", part_blocks(profile.parts))] if profile.parts else []),
+        *([Section("learning", "Learning", _learning(profile.learning))] if profile.learning else []),
         Section("trust", "Trust", _trust(profile)),
     ]
     threads = f"{profile.threads} threads" if profile.device == "cpu" else None
     subtitle = [profile.device, f"{fmt.time(profile.step_ms.p50)} per step", threads, torch and f"torch {torch}"]
     title = profile.program["script"] if profile.program else "step"
-    return report_of_step(profile, profile.advice, title, subtitle, sections, unseen=("notes", profile.notes))
+    report = report_of_step(profile, profile.advice, title, subtitle, sections, unseen=("notes", profile.notes))
+    if profile.learning is None:
+        return report
+    lines = [str(finding) for finding in profile.learning.findings] or ["nothing found"]
+    learning: list[tuple[str, str | Cell]] = [("" if at else "learning", line) for at, line in enumerate(lines)]
+    # Below the limit with its sentences, above what to change about it.
+    above = next((at for at, (name, _) in enumerate(report.facts) if at and name), len(report.facts))
+    return replace(report, facts=[*report.facts[:above], *learning, *report.facts[above:]])
+
+
+def _learning(learning: LearningReport) -> list[Block]:
+    seen = f"{learning.looks:,} of {learning.steps:,} steps looked at, in {learning.cost:.1%} of the time"
+    lines = [str(finding) for finding in learning.findings] or ["Nothing found."]
+    return [*map(Text, lines), *(Text(fmt.sentence(note), "note") for note in [seen, *learning.notes])]
 
 
 def _trust(profile: StepProfile) -> list[Block]:
