@@ -12,7 +12,6 @@ the more a look costs, the fewer there are. docs/quality.md describes what is fo
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -47,10 +46,12 @@ from ..measure.losses import Losses
 from ..measure.program_facts import is_compiled
 from .program_hooks import RARE, patched
 
-SHARE, FREE_SECONDS = 0.01, 0.02
+SHARE, FREE_SECONDS = 0.01, 0.01
 """Looks take at most this share of the time, beside the first ones."""
 GAP = 61
 """Steps between two looks, at most; looks at every 64th step would see one half of what alternates."""
+WATCHED: tuple[type[nn.Module], ...] = (*TABLES, *ENDS)
+"""Modules whose outputs or ids are looked at."""
 
 
 def watch(model: nn.Module | Mapping[str, nn.Module], optimizer: Optimizer | Iterable[Optimizer]) -> Watch:
@@ -91,8 +92,7 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
             return
         began = perf_counter()
         try:
-            with torch.no_grad():
-                method(self, *arguments)
+            method(self, *arguments)
         except Exception as error:
             self._off = True
             self._notes.append(f"watching ended at step {self.steps}: {type(error).__name__}: {error}")
@@ -128,7 +128,8 @@ class Watch:
         self._forward: Any = None
         self._look: _Look | None = None
         self._looks = self._next = self._backward_calls = 0
-        self._depth: Counter[int] = Counter()
+        self._depth: dict[int, int] = {}
+        """Steps of an optimizer inside each other: a class may call its base's."""
         self._primary = 0
         self._own = self._began = 0.0
         self._final: LearningSeen | None = None
@@ -193,7 +194,8 @@ class Watch:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def backward(loss: Any, *arguments: Any, **options: Any) -> Any:
-            self._before_backward(loss, sys._getframe(1))
+            if not self._off:
+                self._before_backward(loss, sys._getframe(1))
             return original(loss, *arguments, **options)
 
         return backward
@@ -216,17 +218,17 @@ class Watch:
         if (look := self._look) is not None and not look.mode_seen:
             look.mode_seen = True
             self._see_mode()
-        if loss.numel() != 1 or is_in_torch_dispatch_mode() or _capturing(loss):
-            return
-        bad = self._parameters.not_finite
-        self._losses.note(loss, frame, self.steps, self._names, bad_gradient=bad)
+        if loss.numel() == 1 and not is_in_torch_dispatch_mode() and not (loss.is_cuda and _capturing(loss)):
+            self._losses.note(loss, frame, self.steps, self._names, self._parameters.not_finite)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._depth[id(optimizer)] += 1
-        if self._depth[id(optimizer)] == 1 and (self._look is not None or id(optimizer) not in self._clearing):
+        key = id(optimizer)
+        self._depth[key] = depth = self._depth.get(key, 0) + 1
+        if depth == 1 and (self._look is not None or key not in self._clearing):
             self._look_before(optimizer)
 
     @_guarded
+    @torch.no_grad()
     def _look_before(self, optimizer: Optimizer) -> None:
         key = id(optimizer)
         if key not in self._clearing:
@@ -245,15 +247,16 @@ class Watch:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         key = id(optimizer)
-        self._depth[key] = max(0, self._depth[key] - 1)
-        if self._depth[key]:
+        self._depth[key] = depth = self._depth.get(key, 1) - 1
+        if depth > 0:
             return
         self._primary = self._primary or key
         self.steps += key == self._primary
-        if self._look is not None or key in self._probes or (key == self._primary and self.steps >= self._next):
+        if self._look is not None or key in self._probes or (key == self._primary and self._is_due()):
             self._look_after(optimizer)
 
     @_guarded
+    @torch.no_grad()
     def _look_after(self, optimizer: Optimizer) -> None:
         key, look = id(optimizer), self._look
         if (probe := self._probes.pop(key, None)) is not None:
@@ -272,12 +275,16 @@ class Watch:
             # Doubled as long as it is short.
             self._next = max(look.began + min(look.began + 1, GAP), self.steps)
             self._losses.read()
-        if self._look is None and key == self._primary and self.steps >= self._next:
-            spent = self._own <= FREE_SECONDS + SHARE * (perf_counter() - self._began)
-            if spent and not _observed_elsewhere():
-                self._begin_look()
+        if self._look is None and key == self._primary and self._is_due() and not _observed_elsewhere():
+            self._begin_look()
 
     # Looks
+
+    def _is_due(self) -> bool:
+        """Whether the next step is to be looked at, by its number and by what looks took until now."""
+        if self.steps < self._next:
+            return False
+        return self._own <= FREE_SECONDS + SHARE * (perf_counter() - self._began)
 
     def _begin_look(self) -> None:
         stepping = {key for key in self._optimizers if key in self._clearing}
@@ -305,6 +312,7 @@ class Watch:
             self._look_at_module(module, arguments, output)
 
     @_guarded
+    @torch.no_grad()
     def _look_at_module(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if is_in_torch_dispatch_mode() or not isinstance(output, Tensor) or _capturing(output):
             return
@@ -328,7 +336,7 @@ class Watch:
             assert parameter.grad is not None
             if not_zero(parameter.grad):
                 self._probes[id(optimizer)] = probe = Probe(parameter)
-                # The guard of whoever calls has switched gradients off.
+                # Without gradients there is no node.
                 with torch.enable_grad():
                     probe.watch()
                 self._clearing[id(optimizer)].parameter = self._names.get(id(parameter), "")
@@ -359,6 +367,7 @@ class Watch:
                 self._differ.add("batch norm")
 
     @_guarded
+    @torch.no_grad()
     def _finish(self) -> None:
         self._losses.read()
         self._parameters.finish()
@@ -372,7 +381,7 @@ class Watch:
         for prefix, root in self._roots.items():
             for path, module in root.named_modules():
                 name = _joined(prefix, path)
-                if isinstance(module, (*TABLES, *ENDS)):
+                if isinstance(module, WATCHED):
                     self._watched[id(module)] = module
                     self._names.setdefault(id(module), name or type(module).__name__)
                 for own, parameter in module.named_parameters(recurse=False):
@@ -399,7 +408,7 @@ class Watch:
     def _seen(self) -> LearningSeen:
         parameters, roots = self._parameters, list(self._roots.values())
         notes = list(self._notes)
-        if is_compiled() and any(isinstance(module, (*TABLES, *ENDS)) for root in roots for module in root.modules()):
+        if is_compiled() and any(isinstance(module, WATCHED) for root in roots for module in root.modules()):
             notes.append("outputs of modules and ids of tables are not seen in a program that compiles")
         elapsed = perf_counter() - self._began
         return LearningSeen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 from weakref import ref
@@ -35,9 +36,9 @@ class Losses:
         """A loss that is scaled may be infinite where the loss is not."""
         self._scaled = ref(scaled), loss.detach()
 
-    def note(self, loss: Tensor, frame: Any, step: int, names: Mapping[int, str], *, bad_gradient: bool) -> None:
+    def note(self, loss: Tensor, frame: Any, step: int, names: Mapping[int, str], bad_gradient: bool) -> None:
         """A loss of one element before its backward pass, which `frame` calls."""
-        value = loss.detach()
+        value = loss
         if self._scaled is not None and self._scaled[0]() is loss:
             value = self._scaled[1]
         key = id(frame.f_code), frame.f_lasti
@@ -46,14 +47,16 @@ class Losses:
             line = self._lines[key] = LossesSeen(place=self._place(frame), steps=[], values=[])
         first = self.nonfinite
         # A value of a GPU is waited for only where the one before it was not finite, for its graph.
-        if loss.device.type != "cpu" and (first is None or first.cause):
-            self._pending.append((line, step, value.clone()))
+        if not loss.is_cpu and (first is None or first.cause):
+            self._pending.append((line, step, value.detach().clone()))
             if len(self._pending) >= PENDING:
                 self.read()
             return
-        number = float(value)
+        number = float(value.item())
         self._note(line, step, number)
-        if (first := self.nonfinite) is not None and not first.cause and not abs(number) < float("inf"):
+        if abs(number) < math.inf:
+            return
+        if (first := self.nonfinite) is not None and not first.cause:
             cause, where, first.operator = cause_of(loss, names)
             # In a later step weights do not tell what came first.
             if first.step == step or cause != "weights":
@@ -70,7 +73,7 @@ class Losses:
         line.values.append(value)
         if len(line.values) > MOST:
             del line.steps[FIRST : MOST // 2], line.values[FIRST : MOST // 2]
-        if self.nonfinite is None and not abs(value) < float("inf"):
+        if self.nonfinite is None and not abs(value) < math.inf:
             self.nonfinite = NonFiniteSeen(place=line.place, step=step, value=str(value))
 
     def _place(self, frame: Any) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 MOST_NODES = 20_000
@@ -18,6 +19,7 @@ _RISKY = re.compile(r"^(Log|Log2|Log10|Log1P|Div|Pow|Sqrt|Rsqrt|Reciprocal|Exp|E
 """Operators that make such values from ordinary ones; a sum or a product needs huge ones."""
 
 
+@torch.no_grad()
 def cause_of(loss: Tensor, names: Mapping[int, str]) -> tuple[str, str, str]:
     """What made the loss so: "operator", "outside" (an operator that may have read it from outside of the graph),
     "weights", "input" or "" for not known; the module of the nearest parameter before it, whose name `names` has by
