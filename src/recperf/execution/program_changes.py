@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 from .program_hooks import Wrap, patched
 
 RESULTS = {
-    "sparse": "the results: SparseAdam leaves rows as they are that a step does not use",
-    "tf32": "the results: factors of products have 10 bits of mantissa",
-    "workers": "random numbers that are drawn while loading",
+    "SparseAdam": "the results: SparseAdam leaves rows as they are that a step does not use",
+    "set_float32_matmul_precision": "the results: factors of products have 10 bits of mantissa",
+    "num_workers": "random numbers that are drawn while loading",
 }
-"""What changes do not keep."""
+"""What changes do not keep, by a word of their lines."""
 
 
 def _doubling(cores: int) -> list[int]:

@@ -303,6 +303,11 @@ class Hooks(ExitStack):
     def _is_worker(self) -> bool:
         return os.getpid() != self._process
 
+    @property
+    def workers(self) -> int:
+        """The most that a loader has that delivered batches."""
+        return max((loader.workers for loader in self._loaders.values() if loader.batches), default=0)
+
     def notes(self) -> list[str]:
         """What was seen and what could not be."""
         notes = [f"a step ends with {self.ended_by}"]
@@ -310,11 +315,10 @@ class Hooks(ExitStack):
             notes.append(
                 f"steps left out, because they used another DataLoader as an evaluation does: {self._left_out}"
             )
-        workers = max((loader.workers for loader in self._loaders.values() if loader.batches), default=0)
         if self.stops > 1:
             notes.append("the program caught the exception that stops it, and ran to its end")
-        if workers:
-            notes.append(f"batches come from {workers} worker processes, whose own time is not divided further")
+        if self.workers:
+            notes.append(f"batches come from {self.workers} worker processes, whose own time is not divided further")
         if self._input_threads - {self._step_thread}:
             notes.append("batches are prepared in another thread: waiting for them is seen as blocked time")
         if not any(loader.batches for loader in self._loaders.values()) and not self._input_calls:

@@ -55,7 +55,8 @@ class Pace(Profiler):
         super().__init__(quiet=True, peaks=False)
         self._ask, self._compiles = ask, bool(request["settings"].get("compile"))
         self.model: torch.nn.Module | None = None
-        self.expected: int | None = ENDLESS
+        self.expected: int | None = None
+        self.buffered = 0
         self.seen, self.until, self._began = 0, int(request["warm_ups"]), 0
         self.losses: list[float] = []
 
@@ -91,7 +92,8 @@ class Pace(Profiler):
         if self.state == "warm" and self._compiles:
             raise SystemExit("the model that would be compiled was not found")
         self.state = "turns"
-        self.until += self._ask({"ns": ns, "losses": self.losses})
+        steps = self.expected if self.expected is not None and self.expected < ENDLESS else 0
+        self.until += self._ask({"ns": ns, "losses": self.losses, "steps": steps, "buffered": self.buffered})
         self._began = perf_counter_ns()
 
     @contextmanager
@@ -124,6 +126,7 @@ def main(descriptor: int, parent: int) -> None:
     # The first optimizer of a program would import it, which takes seconds.
     import_module("torch._dynamo")
     control = socket.socket(fileno=descriptor)
+    control.sendall(b"+")
     while True:
         asked, descriptors, *_ = socket.recv_fds(control, 1, 2)
         if not asked:
@@ -177,7 +180,7 @@ def run(descriptor: int) -> None:
     with changed(settings), pace.recorded_losses():
         outcome, _ = run_program(program, pace, effects)
     effect = next(iter(effects.seen), None) if folder else None
-    ask({"steps": pace.seen, "code": outcome.code, "effect": effect})
+    ask({"ended": pace.seen, "code": outcome.code, "effect": effect})
 
 
 if __name__ == "__main__":

@@ -75,6 +75,8 @@ class ScriptOutcome:
     """CPU time while it ran."""
     wall_s: float = 0.0
     steps: int = 0
+    workers: int = 0
+    """Of its DataLoaders."""
     effects: list[str] = field(default_factory=list)
     """What it changed outside of its memory."""
     read_input: bool = False
@@ -124,7 +126,7 @@ def run_program(program: Program, profiler: Profiler, effects: SideEffects) -> t
             # Iterators of loaders that are not referenced any more end their worker processes.
             gc.collect()
         outcome.wall_s, outcome.cpu_s = monotonic() - began, process_time() - began_cpu
-        outcome.steps = hooks.steps_seen
+        outcome.steps, outcome.workers = hooks.steps_seen, hooks.workers
     return outcome, hooks
 
 

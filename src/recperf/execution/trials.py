@@ -107,6 +107,9 @@ def try_advice(
         seconds = math.inf if anywhere else seconds
         trials = Trials(program, outcome, Path(folder), seconds, anywhere, kept=1 + (patch is not None))
         with suppress(KeyboardInterrupt), trials:
+            if seconds > 0 and any(one.settings for one in advice):
+                # Its start is not the time of a trial.
+                trials.nursery({})
             trials.try_each(advice, say)
             if patch is not None:
                 trials.write_patch(patch, advice, say)
@@ -152,8 +155,8 @@ class Trials(ExitStack):
     """The largest difference of a loss between two unchanged runs; NaN where they cannot be compared."""
     kept: int = 1
     """Trials at the end for which time is kept."""
-    longest: float = 0.0
-    """Time of the longest trial so far."""
+    latest: float = 0.0
+    """Time that the latest trial took."""
     began: float = field(default_factory=monotonic)
     nurseries: dict[tuple[tuple[str, str], ...], Nursery] = field(default_factory=dict)
 
@@ -165,7 +168,8 @@ class Trials(ExitStack):
         best of many was also lucky, so only what was measured in the end comes first."""
         for one in advice:
             if not one.settings:
-                one.status, one.note = "not tried", one.note or "only its author can make this change"
+                reasons = filter(None, ("only its author can make this change", one.note))
+                one.status, one.note = "not tried", ". ".join(reasons)
             elif one.settings.keys() & SEARCHED.keys():
                 self.search(one, say)
             else:
@@ -196,20 +200,24 @@ class Trials(ExitStack):
 
         best = measure(one.settings)
         name = next(name for name in SEARCHED if name in one.settings)
-        numbers = SEARCHED[name](usable_cores())
+        now = self.outcome.workers if name == "workers" else torch.get_num_threads()
+        numbers = [number for number in SEARCHED[name](usable_cores()) if number != now]
         for step in (1, -1) if tried else ():
             number = one.settings[name]
             while following := [other for other in numbers if (other - number) * step > 0]:
                 number = min(following, key=lambda other: abs(other - number))
                 other = measure({**one.settings, name: number})
-                if _order(other) >= _order(best):
+                if _gain(other) <= _gain(best):
                     break
                 best = other
             if best is not tried[0]:
                 break
+        if tried and name == "workers" and now and all(other.settings[name] for other in tried):
+            # Without workers nothing is handed over, which one of them still does.
+            best = max(best, measure({**one.settings, name: 0}), key=_gain)
         has_threads = "threads" in best.settings or torch.get_num_threads() == 1 or cuda_used()
         if tried and name == "workers" and not has_threads:
-            best = min(best, measure({**best.settings, "threads": 1}), key=_order)
+            best = max(best, measure({**best.settings, "threads": 1}), key=_gain)
         for name in one.__struct_fields__:
             setattr(one, name, getattr(best, name))
         if others := [other for other in tried if other is not best]:
@@ -219,7 +227,8 @@ class Trials(ExitStack):
 
     def write_patch(self, patch: Path, advice: list[Advice], say: Callable[[str], None]) -> None:
         """Write what gains most, as far as it is an edit of the program's own files, and measure the edited program."""
-        settings = next((one.settings for one in advice if one.status == "tried"), {})
+        best = next((one for one in advice if one.status == "tried"), None)
+        settings = best.settings if best else {}
         sources: dict[str, str] = {}
         diffs, made = [], set[str]()
         for file in self.outcome.files:
@@ -232,12 +241,12 @@ class Trials(ExitStack):
                     made |= names
         if missing := ", ".join(name for name in settings if name not in made):
             say(f"not in the patch, because the program's files have no place for it: {missing}")
-        if not diffs:
+        if best is None or not diffs:
             say("there is no patch: no change gains that is an edit of the program's files")
             return
         write_atomic(patch, "".join(diffs).encode())
         settings = {name: settings[name] for name in made}
-        whole = Advice("patch", f"{', '.join(settings)}, as an edit.", f"git apply {patch}", settings=settings)
+        whole = Advice("patch", f"As an edit: {best.change}.", f"git apply {patch}", settings=settings)
         self.try_one(whole, say, {"sources": sources}, most=MOST)
         advice.append(whole)
 
@@ -246,9 +255,9 @@ class Trials(ExitStack):
     ) -> bool:
         """Measure a change into its advice and return whether it gains; `settings` make it in another way."""
         began = monotonic()
-        left = self.began + self.seconds - began - (self.kept * self.longest if most == FEW else 0.0)
+        left = self.began + self.seconds - began - (self.kept * self.latest if most == FEW else 0.0)
         # A trial that would not end is not begun.
-        if left <= (self.longest if most == FEW else 0.0):
+        if left <= (self.latest if most == FEW else 0.0):
             problem = f"the time for trials, {self.seconds:.0f} s, was over"
         else:
             again = one.measured_gain is not None
@@ -258,7 +267,7 @@ class Trials(ExitStack):
             except NotTried as error:
                 problem = str(error)
             else:
-                self.longest = max(self.longest, monotonic() - began)
+                self.latest = monotonic() - began
                 self._write(one, result)
                 return one.status == "tried"
         if one.measured_gain is None:
@@ -267,7 +276,7 @@ class Trials(ExitStack):
 
     def _write(self, one: Advice, result: Compared) -> None:
         one.measured_gain, one.measured_range, one.measured_ms = result.gain, result.range, result.step_ms
-        changes = next((text for name, text in RESULTS.items() if name in one.settings), None)
+        changes = next((text for what, text in RESULTS.items() if what in one.change + one.seen), None)
         differs = difference(result.unchanged_losses, result.losses) if result.losses else None
         if differs is None:
             losses = "no losses were seen to compare"
@@ -294,8 +303,10 @@ class Trials(ExitStack):
             other = altered.answer(min(deadline, began + LONGER * started + PATIENCE_S))
             if second:
                 self._compare_repeats(first["losses"], second[0], min(deadline, monotonic() + LONGER * started))
-            each = round(TURN_NS / max(1, min(first["ns"], other["ns"])))
-            each = max(1, min(each, (steps - warm_ups) // FEWEST))
+            # Batches that a loader has ready at the beginning of a turn must not make up most of it.
+            ready = 2 * max(first["buffered"], other["buffered"])
+            each = max(ready, round(TURN_NS / max(1, min(first["ns"], other["ns"]))))
+            each = max(1, min(each, (max(steps, first["steps"]) - warm_ups) // FEWEST))
             turns = _take_turns(plain, altered, each, deadline, most)
             gains = [math.log(before / after) for before, after in turns]
             return Compared(
@@ -315,7 +326,7 @@ class Trials(ExitStack):
         self.repeats = math.nan if differs is None else differs
         second.end()
 
-    def _nursery(self, environment: dict[str, str]) -> Nursery:
+    def nursery(self, environment: dict[str, str]) -> Nursery:
         """The process whose children have this environment, which an allocator reads once."""
         key = tuple(environment.items())
         nursery = self.nurseries.get(key)
@@ -332,7 +343,7 @@ class Trials(ExitStack):
         with ExitStack() as stack:
             sides = []
             for each in settings:
-                nursery = self._nursery(each.get("keep_memory", {}))
+                nursery = self.nursery(each.get("keep_memory", {}))
                 sides.append(Side(nursery, self.program, each, warm_ups, self.folder, self.anywhere))
                 stack.callback(sides[-1].end)
                 # A signal that ends this process at once.
@@ -340,9 +351,13 @@ class Trials(ExitStack):
             yield sides
 
 
+def _gain(one: Advice) -> float:
+    return 0.0 if one.status == "rejected" else one.measured_gain or 0.0
+
+
 def _order(one: Advice) -> float:
     """What gains most comes first, and all else stays behind it as it is."""
-    return -(one.measured_gain or 0.0) if one.status == "tried" else 0.0
+    return -_gain(one) if one.status == "tried" else 0.0
 
 
 def _take_turns(plain: Side, altered: Side, each: int, deadline: float, most: int) -> list[tuple[int, int]]:
@@ -390,6 +405,7 @@ class Nursery:
                 stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
                 env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": seed, **environment},
             )  # fmt: skip
+        self._socket.recv(1)
 
     def start(self, stream: int, messages: int) -> int:
         """Let a program run with this socket and this file for its messages, and return its process's number."""
@@ -443,8 +459,8 @@ class Side:
         answer: dict[str, Any] = json.loads(line)
         if effect := answer.get("effect"):
             raise Ended(refused(effect))
-        if "steps" in answer:
-            raise Ended(self._failure() if answer["code"] else f"the program ends after {answer['steps']} steps")
+        if "ended" in answer:
+            raise Ended(self._failure() if answer["code"] else f"the program ends after {answer['ended']} steps")
         return answer
 
     def turn(self, steps: int, deadline: float) -> int:
