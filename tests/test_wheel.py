@@ -30,7 +30,7 @@ rows = [f"{user},{(7 * user + 3 * at) % 50},{at % 5 + 1},{86400 * at}" for user 
 Path("ratings.csv").write_text("\\n".join(["userId,movieId,rating,timestamp", *rows]))
 assert main(["data", "import", "ratings.csv", "--name", "mine", "--quiet"]) == 0
 Path("train.py").write_text(SCRIPT)
-assert main(["profile", "--script", "train.py", "--no-peaks", "--no-try", "--quiet", "--run-dir", "p"]) == 0
+assert main(["profile", "--script", "train.py", "--no-peaks", "--no-try", "--quiet", "--run-dir", "profile"]) == 0
 """
 SCRIPT = """
 import torch
