@@ -258,6 +258,16 @@ def test_rows_in_host_memory_and_values_that_are_read() -> None:
     unknown = rules.waits_for_values(facts_of(ceilings=GPU, sync=20.0))
     assert unknown is not None
     assert "by .item() or .cpu():" in unknown.seen
+    for source, change in (
+        ("total += loss.item()", "if step % 100 == 0: total += loss.item()"),
+        ("", "read the value in every 100th step only: train.py:3 in fit"),
+        ("return loss.item()", "read the value in every 100th step only: train.py:3 in fit"),
+    ):
+        place = Place("fit", "train.py", 3)
+        seen = {"places": [PlaceShare("sync", 1.0, place, source)]}
+        known = rules.waits_for_values(facts_of(row("item", 1.0, place=place), ceilings=GPU, seen=seen, sync=20.0))
+        assert known is not None
+        assert known.change == change
 
 
 @pytest.mark.parametrize(

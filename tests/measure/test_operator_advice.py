@@ -269,6 +269,9 @@ def test_the_shape_of_a_product_in_both_passes() -> None:
         "computes 10 GFLOP/s where this machine reaches 100 GFLOP/s: 50.0 ms"
         in one(rules.product_shape(facts_of(slow))).seen
     )
+    for largest, pads in (([64, 100], True), ([64, 128], False)):
+        shape = one(rules.product_shape(facts_of(changed(slow, largest=largest))))
+        assert ("multiples of 16" in shape.change) is pads
     for backward in (row("add", 1.0, part="top, backward"), row("MmBackward0", 1.0)):
         advice = one(rules.product_shape(facts_of(slow, backward)))
         assert (advice.name, advice.predicted_gain, "Time both passes" in advice.seen) == ("shape", None, True)

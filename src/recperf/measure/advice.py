@@ -286,7 +286,12 @@ def waits_for_values(evidence: AdviceFacts) -> Advice | None:
     rows = [row for row in evidence.operators if row.name in reads]
     by = names(rows) or ".item() or .cpu()"
     seen = f"The device is idle while the host reads a value, by {by}: {evidence.cost(goes, rows)}."
-    change = "if step % 100 == 0: print(loss.item())"
+    place = next((row.place for row in rows if row.place), None)
+    lines = (row for row in evidence.observed.places if place and row.place.file == place.file)
+    source = next((row.source for row in lines if place and row.place.line == place.line), "")
+    where = f": {place_text(place)}" if place else ""
+    later = f"if step % 100 == 0: {source}"
+    change = later if _is_report(source) else f"read the value in every 100th step only{where}"
     return evidence.advice("item", seen, change, goes)
 
 

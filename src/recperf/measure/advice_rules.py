@@ -211,7 +211,8 @@ def product_shape(evidence: AdviceFacts) -> Advice | None:
         f"{row.name.removeprefix('aten::')} computes {number(row.flops / row.ms * 1e3)}FLOP/s where this "
         f"machine reaches {number(ceilings.product(row.precision))}FLOP/s: {evidence.cost(row.ms, [row])}."
     )
-    change = "pad its sizes to multiples of 16 and pass contiguous operands: x = x.contiguous()"
+    pads = row.largest is None or any(size % 16 for size in row.largest)
+    change = f"{'pad its sizes to multiples of 16 and ' * pads}pass contiguous operands: x = x.contiguous()"
     if row.ms < NOTICEABLE * evidence.step_ms:
         return None
     if any((other.part or "").endswith("backward") or "Backward" in other.name for other in evidence.operators):
