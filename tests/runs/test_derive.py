@@ -344,6 +344,11 @@ def test_a_target_is_met_if_every_bound_is(target: dict[str, Any], standing: str
     assert derive.meets(NEXT_ITEM, {"ndcg_10": 0.2}, {}, Target(beat=None, accuracy=0.9, auc=0.9)) is True
 
 
+def test_a_bound_is_said_on_the_side_that_is_better() -> None:
+    assert [derive.limit_text(metric) for metric in ("auc", "log_loss")] == ["at least", "at most"]
+    assert [derive.better_side(metric) for metric in ("ndcg_10", "log_loss")] == ["above", "below"]
+
+
 @pytest.mark.parametrize(
     ("negative", "met"), [(None, True), (0, True), (1, True), (4, False), (99, False), (100, False)]
 )
