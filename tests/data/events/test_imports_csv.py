@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import itertools
 import random
@@ -79,6 +80,12 @@ def test_a_quoted_line_break_at_every_offset_around_the_edge_of_a_block(connecti
         path.write_bytes(f'{start}{filler}\r\n5,6,7,8",2,3,4\n9,"\n",3,"4"\n'.encode())
         expected = [("1", "2", "3", "4"), (f"{filler}\r\n5,6,7,8", "2", "3", "4"), ("9", "", "3", "4")]
         assert read_by_import(connection, path, block) == read_by_python(path)[0] == expected
+
+
+def test_only_the_first_mark_of_byte_order_is_left_out(connection: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress(f"{HEADER}\n\ufeff1,2,3,4\n".encode()))
+    assert read_by_import(connection, path, len(HEADER) + 1) == [("\ufeff1", "2", "3", "4")]
 
 
 def numbers_of(bad: BadRows) -> list[int]:

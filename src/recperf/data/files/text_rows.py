@@ -92,7 +92,7 @@ class BadRows:
 def read_blocks(source: Source) -> Iterator[tuple[bytes, int]]:
     """A text file in blocks of whole lines, each with the bytes of the file that have been read. A line that is too
     long may be cut."""
-    rest, text = b"", BOM
+    rest, text, mark = b"", BOM, BOM
     with open_dataset_file(source.path) as file:
         stream = gzip.GzipFile(fileobj=file) if source.gzipped else file
         while text:
@@ -101,7 +101,7 @@ def read_blocks(source: Source) -> Iterator[tuple[bytes, int]]:
                 text = stream.read(BLOCK)
             except READ_ERRORS as error:
                 raise unreadable(source.path, error) from None
-            content = rest + (text if file.tell() > BLOCK or rest else text.removeprefix(BOM))
+            content, mark = rest + text.removeprefix(mark), b""
             # A carriage return and its line feed stay together.
             end = max(content.rfind(b"\n"), content.rfind(b"\r", 0, -1)) + 1
             if not text or len(content) - end > LONGEST_LINE:
@@ -299,8 +299,8 @@ class _Look:
     def _quotes(self, codes: NDArray[np.uint8]) -> Positions:
         """The positions of quotes; those that neither open nor close a field, nor stand for one, are irregular."""
         quotes = np.flatnonzero(codes == _QUOTE)
-        padded = np.concatenate([[_FEED], codes, [_FEED]]).astype(np.uint8)
-        before, after = padded[quotes], padded[quotes + 2]
+        before = np.where(quotes > 0, codes[quotes - 1], _FEED)
+        after = np.where(quotes < len(codes) - 1, codes[(quotes + 1) % len(codes)], _FEED)
         begins = np.isin(before, (_FEED, self.delimiter[-1]))
         self.opened |= bool(begins.any())
         opening, closing = slice(int(self.inside), None, 2), slice(int(not self.inside), None, 2)
