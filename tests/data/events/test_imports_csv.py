@@ -88,6 +88,14 @@ def test_only_the_first_mark_of_byte_order_is_left_out(connection: Any, tmp_path
     assert read_by_import(connection, path, len(HEADER) + 1) == [("\ufeff1", "2", "3", "4")]
 
 
+@pytest.mark.parametrize("late", ["007", "u7", "1e3", "+5", "NA", "12345678901234567890"])
+def test_a_column_that_begins_with_numbers_and_is_none_stays_text(connection: Any, tmp_path: Path, late: str) -> None:
+    path = tmp_path / f"log-{late}.csv"
+    path.write_text(f"{HEADER}\n" + "1,2,3,4\n" * 1500 + f"{late},2,3,4\n")
+    read = read_by_import(connection, path, user="BIGINT", item="BIGINT")
+    assert read == [("1", "2", "3", "4")] * 1500 + [(late, "2", "3", "4")]
+
+
 def numbers_of(bad: BadRows) -> list[int]:
     return [int(re.findall(r"\d+", row)[0]) for row in bad.skipped.first] if bad.skipped else []
 
