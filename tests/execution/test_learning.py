@@ -674,7 +674,16 @@ def test_a_failure_of_a_look_ends_watching_only(monkeypatch: pytest.MonkeyPatch)
 def test_looks_become_rare_where_they_cost_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "FREE_SECONDS", 0.0)
     monkeypatch.setattr(learning, "SHARE", 0.0)
-    assert watched(plain()).looks == 1
+    model, optimizer, step = plain()
+    with recperf.watch(model, optimizer) as watch:
+        for index in range(300):
+            step(index)
+    assert watch.report().looks == 1
+    assert watch._final is not None
+    (losses,) = watch._final.losses
+    # Every loss, then each second and each fourth.
+    assert losses.steps[:66] == [*range(65), 66]
+    assert len(losses.steps) == 64 + 64 + 27
     monkeypatch.setattr(learning, "SHARE", 1e9)
     assert watched(plain(), 300).looks == 10
 

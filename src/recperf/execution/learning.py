@@ -6,7 +6,7 @@
     print(watch.report())
 
 Of most steps only the loss is read. Some are looked at: gradients, updates, outputs of activations and ids of tables;
-the more a look costs, the fewer there are. docs/quality.md describes what is found.
+the more that takes of the time, the rarer it is. docs/quality.md describes what is found.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ from ..measure.losses import Losses
 from ..measure.program_facts import is_compiled
 from .program_hooks import RARE, patched
 
-SHARE, FREE_SECONDS = 0.01, 0.01
-"""Looks take at most this share of the time, beside the first ones."""
+SHARE, FREE_SECONDS = 0.005, 0.01
+"""Looks and losses that are read take at most this share of the time, beside the first ones."""
+READ, RAREST = 64, 16
+"""After so many losses that were read it is decided anew whether to read each; at least one of so many is."""
+POSTPONED = 8
+"""Steps by which a look is put off that would take too much."""
 GAP = 61
 """Steps between two looks, at most; looks at every 64th step would see one half of what alternates."""
 WATCHED: tuple[type[nn.Module], ...] = (*TABLES, *ENDS)
@@ -127,7 +131,9 @@ class Watch:
         self._stack = ExitStack()
         self._forward: Any = None
         self._look: _Look | None = None
-        self._looks = self._next = self._backward_calls = 0
+        self._looks = self._next = self._backward_calls = self._skip = 0
+        self._stride = 1
+        """One of so many losses is read."""
         self._depth: dict[int, int] = {}
         """Steps of an optimizer inside each other: a class may call its base's."""
         self._primary = 0
@@ -194,7 +200,11 @@ class Watch:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def backward(loss: Any, *arguments: Any, **options: Any) -> Any:
-            if not self._off:
+            if torch.compiler.is_compiling() or self._off:
+                pass
+            elif self._skip:
+                self._skip -= 1
+            else:
                 self._before_backward(loss, sys._getframe(1))
             return original(loss, *arguments, **options)
 
@@ -215,6 +225,9 @@ class Watch:
     @_guarded
     def _before_backward(self, loss: Tensor, frame: Any) -> None:
         self._backward_calls += 1
+        self._skip = self._stride - 1
+        if not self._backward_calls % READ:
+            self._stride = max(1, self._stride // 2) if self._affordable() else min(RAREST, 2 * self._stride)
         if (look := self._look) is not None and not look.mode_seen:
             look.mode_seen = True
             self._see_mode()
@@ -284,11 +297,18 @@ class Watch:
         """Whether the next step is to be looked at, by its number and by what looks took until now."""
         if self.steps < self._next:
             return False
+        if self._affordable():
+            return True
+        self._next = self.steps + POSTPONED
+        return False
+
+    def _affordable(self) -> bool:
         return self._own <= FREE_SECONDS + SHARE * (perf_counter() - self._began)
 
     def _begin_look(self) -> None:
         stepping = {key for key in self._optimizers if key in self._clearing}
         self._look = _Look(self.steps, stepping)
+        self._skip = 0
         # In the first step a program may compile its model, which hooks would make larger.
         if not is_compiled() and not any(isinstance(root, nn.DataParallel) for root in self._roots.values()):
             self._forward = register_module_forward_hook(self._after_module)
