@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 import random
 import sys
 import weakref
@@ -37,7 +36,7 @@ Watched = tuple[Any, Any, Callable[[int], None]]
 @pytest.fixture(autouse=True)
 def every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow from the number of steps, however slow the machine is; earlier tests may have compiled something."""
-    monkeypatch.setattr(learning, "FREE_SECONDS", math.inf)
+    monkeypatch.setattr(learning, "FIRST_LOOKS", 1 << 30)
     if "torch._dynamo.utils" in sys.modules:
         sys.modules["torch._dynamo.utils"].counters.clear()
     torch.manual_seed(0)
@@ -672,7 +671,7 @@ def test_a_failure_of_a_look_ends_watching_only(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_looks_become_rare_where_they_cost_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "FREE_SECONDS", 0.0)
+    monkeypatch.setattr(learning, "FIRST_LOOKS", 0)
     monkeypatch.setattr(learning, "SHARE", 0.0)
     model, optimizer, step = plain()
     with recperf.watch(model, optimizer) as watch:
@@ -693,7 +692,7 @@ def test_a_report_is_a_record() -> None:
     assert convert(report.as_json(), LearningReport) == report
     assert report.as_json()["findings"][0]["name"] == "zero-rate"
     assert "nothing found" in str(watched(plain()))
-    assert "a loop of 2 steps tells little" in str(watched(plain(), 2))
+    assert "only 2 of 2 steps were looked at" in str(watched(plain(), 2))
 
 
 def test_what_cannot_be_watched_is_refused() -> None:

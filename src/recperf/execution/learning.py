@@ -46,8 +46,8 @@ from ..measure.losses import Losses
 from ..measure.program_facts import is_compiled
 from .program_hooks import RARE, patched
 
-SHARE, FREE_SECONDS = 0.005, 0.01
-"""Looks and losses that are read take at most this share of the time, beside the first ones."""
+SHARE, FIRST_LOOKS = 0.005, 6
+"""Looks and losses that are read take at most this share of the time, beside the first looks."""
 READ, RAREST = 64, 16
 """After so many losses that were read it is decided anew whether to read each; at least one of so many is."""
 POSTPONED = 8
@@ -137,7 +137,7 @@ class Watch:
         self._depth: dict[int, int] = {}
         """Steps of an optimizer inside each other: a class may call its base's."""
         self._primary = 0
-        self._own = self._began = 0.0
+        self._own = self._began = self._free = 0.0
         self._final: LearningSeen | None = None
         self._off = True
 
@@ -284,6 +284,8 @@ class Watch:
         if look is not None and (not look.waiting or self.steps > look.began + RARE):
             self._parameters.look_at_others()
             self._looks += 1
+            if self._looks == FIRST_LOOKS:
+                self._free = self._own
             self._end_look()
             # Doubled as long as it is short.
             self._next = max(look.began + min(look.began + 1, GAP), self.steps)
@@ -303,7 +305,7 @@ class Watch:
         return False
 
     def _affordable(self) -> bool:
-        return self._own <= FREE_SECONDS + SHARE * (perf_counter() - self._began)
+        return self._looks < FIRST_LOOKS or self._own <= self._free + SHARE * (perf_counter() - self._began)
 
     def _begin_look(self) -> None:
         stepping = {key for key in self._optimizers if key in self._clearing}

@@ -49,7 +49,7 @@ def report_of(seen: LearningSeen) -> LearningReport:
     found.sort(key=lambda finding: (HIGH, MEDIUM, LOW).index(finding.confidence))
     notes = list(seen.notes)
     if seen.steps and seen.looks < CERTAIN:
-        notes.append(f"a loop of {seen.steps} steps tells little; about 30 are needed")
+        notes.append(f"only {seen.looks} of {seen.steps} steps were looked at: a longer loop tells more")
     return LearningReport(findings=found, steps=seen.steps, looks=seen.looks, cost=seen.cost, notes=notes)
 
 

@@ -124,7 +124,8 @@ class Parameters:
         """The rows of tables that the loop did not change."""
         result = []
         for key, table in self.tables.items():
-            if not (self.seen[key].moved and table.looks):
+            # Where no gradient arrives, rows that stay as they are say nothing about ids.
+            if not (self.seen[key].moved and self.seen[key].nonzero and table.looks):
                 continue
             start, end = self._start[key][0].float(), self._compared(key).float()
             if table.decayed and start.shape[1] > 1:
