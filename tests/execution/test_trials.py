@@ -113,6 +113,28 @@ def test_a_change_that_should_keep_the_losses_and_does_not_is_rejected(monkeypat
     assert "cannot be compared" in str(unknown.note)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "variable", "free", "problem"),
+    [
+        ({}, "", 1 << 60, None),
+        ({}, "SLURM_JOB_ID", 1 << 60, "no program runs again under SLURM or torchrun"),
+        ({"code": 3}, "", 1 << 60, "the program ended with exit code 3"),
+        ({}, "", 1 << 20, "the memory does not hold 3 more of the program"),
+    ],
+)
+def test_why_a_program_does_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any], variable: str, free: int, problem: str | None
+) -> None:
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(trials, "available_bytes", lambda: free)
+    assert trials.why_not(ScriptOutcome(**outcome), anywhere=False) == problem
+    written = ScriptOutcome(**outcome, effects=["writes a (b.py:1)"])
+    assert trials.why_not(written, anywhere=True) == problem
+
+
 def test_the_time_for_trials_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), 60.0, False, began=monotonic() - 61)
     one = Advice("threads", "", "", settings={"threads": 1})

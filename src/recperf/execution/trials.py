@@ -43,6 +43,8 @@ LEAST_S, PART = 60.0, 0.5
 """Time for all trials together: this, or this part of what the program ran if that is more."""
 FEWEST, FEW, MOST = 4, 8, 24
 """Turns of either side: at least, at most where many changes are compared, and at most where one is measured."""
+AT_ONCE = 3
+"""Programs that the first trial runs beside each other."""
 TURN_NS = 0.25e9
 NARROW = 1.03
 """Ratio of the ends of an interval from which further turns would tell little."""
@@ -128,13 +130,13 @@ def why_not(outcome: ScriptOutcome, *, anywhere: bool) -> str | None:
         return "the program read its standard input"
     if outcome.effects and not anywhere:
         return refused(outcome.effects[0])
-    if 2 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) > available_bytes():
-        return "the memory does not hold the program twice"
+    if AT_ONCE * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) > available_bytes():
+        return f"the memory does not hold {AT_ONCE} more of the program"
     if cuda_used():
         gc.collect()
         torch.cuda.empty_cache()
-        if 2 * torch.cuda.max_memory_reserved() > torch.cuda.mem_get_info()[0]:
-            return "the memory of the device does not hold the program twice"
+        if AT_ONCE * torch.cuda.max_memory_reserved() > torch.cuda.mem_get_info()[0]:
+            return f"the memory of the device does not hold {AT_ONCE} more of the program"
     return None
 
 
