@@ -779,6 +779,16 @@ main()
 """
 
 
+def test_a_first_loss_that_is_not_finite_is_named_in_a_program() -> None:
+    model, _, step = logarithm_of_zero()
+    with learning.Watch(lambda: {"": model}, None) as watch:
+        for index in range(8):
+            step(index)
+    finding = of(watch.report(), "non-finite")
+    assert finding.where == "4"
+    assert finding.evidence == {"step": 0}
+
+
 def test_a_program_that_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

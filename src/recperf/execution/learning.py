@@ -225,6 +225,9 @@ class Watch:
     @_guarded
     def _before_backward(self, loss: Tensor, frame: Any) -> None:
         self._backward_calls += 1
+        if self._backward_calls == 1:
+            # The optimizers of a program are known at their first step; a loss that is not finite may come before.
+            self._discover()
         self._skip = self._stride - 1
         if not self._backward_calls % READ:
             self._stride = max(1, self._stride // 2) if self._affordable() else min(RAREST, 2 * self._stride)
