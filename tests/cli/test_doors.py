@@ -130,7 +130,7 @@ def test_an_export_on_a_full_disk_says_so(tmp_path: Path) -> None:
 
     inputs = {"input": ones(31, 3)}
     with pytest.raises(OSError, match="No space left") as refused:
-        exporting._trace(nn.Linear(3, 1), inputs, inputs, Path("/dev/full"))
+        exporting._trace(nn.Linear(3, 1), inputs, inputs, Path("/dev/full"), None)
     assert refused.value.errno == errno.ENOSPC
     with pytest.raises(MachineError, match="the disk is full"), writing(tmp_path / "exported"):
         raise refused.value
