@@ -54,7 +54,7 @@ CHILDREN = {
     "_call_compiler(['sh', '-c', 'echo $$ >$0; exec sleep 600', sys.argv[1] + '/child'])",
     "the tracer of an export": "from torch import nn; from recperf.execution import exporting\n"
     "exporting.TRACE = 'import os, sys, time; open(sys.argv[2], \"w\").write(str(os.getpid())); time.sleep(600)'\n"
-    "exporting._trace(nn.Linear(1, 1), {}, {}, pathlib.Path(sys.argv[1], 'child'))",
+    "exporting._trace(nn.Linear(1, 1), {}, {}, pathlib.Path(sys.argv[1], 'child'), None)",
 }
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import wraps
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, current_process
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TextIO
@@ -59,7 +59,9 @@ class SideEffects(ExitStack):
         super().__init__()
         self.refuses = folder is not None
         self.read_input = False
-        self._folders = [os.path.realpath(folder)] if folder else []
+        # The folder of multiprocessing may be there already.
+        own = folder or current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        self._folders = [os.path.realpath(own)] if own else []
         self._stacks = Stacks()
         self.seen: list[str] = []
         """What the program did, each kind of effect once; known when the block has ended."""
