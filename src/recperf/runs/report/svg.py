@@ -152,7 +152,8 @@ def svg_file(width: float, height: float, title: str, body: str, look: str = "te
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     colours = style[: style.index("* {")]
     head = f'<svg data-generator="recperf" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_pixels(height)}"'
-    return f'{head} role="img">\n<title>{_shown(title)}</title><style>{colours}{look}</style>\n{body}\n</svg>\n'
+    head += ' role="img" style="background: var(--paper)">'
+    return f"{head}\n<title>{_shown(title)}</title><style>{colours}{look}</style>\n{body}\n</svg>\n"
 
 
 def labelled(values: Sequence[float], show: Callable[[float], str]) -> list[Tick]:
