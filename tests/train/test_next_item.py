@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,20 @@ from recperf.train.next_item import (
     DAMPINGS,
     DECAYS,
     LAST,
+    ItemToItem,
     Products,
+    RecentPopularity,
     baselines,
     following,
     item_counts,
     neighbours,
+    popularity,
     rank,
+    ranks_of,
     seen_by_default,
 )
 from recperf.train.ranking import list_quality
+from recperf.train.sparse_ranks import Hidden
 
 DECAY = DECAYS[0]
 
@@ -65,6 +71,30 @@ def test_products_of_vectors_are_ranked_as_their_scores(seen: Any, monkeypatch: 
     ours, right = (scores_NI.gather(1, (one.lists_NK - 1).clamp(min=0)) for one in (blocks, dense))
     known = torch.arange(len(scores_NI)) != 5
     assert torch.equal(ours[known], right[known])
+
+
+@pytest.mark.parametrize("seen", ["kept", "left-out"])
+@pytest.mark.parametrize("few", [0, 2, 1000])
+def test_rules_rank_targets_as_their_scores_do(few: int, seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether all targets, some or none have entries for few items, and however they are divided."""
+    for name, value in {"FEW": few, "TOGETHER": 11, "ENTRIES": 700}.items():
+        monkeypatch.setattr(next_item, name, value)
+    data = large(70)
+    data = replace(data, times_E=np.random.default_rng(3).integers(0, 500, len(data.items_E)).cumsum())
+    popular = popularity(data)
+    rules = [popular, *RecentPopularity.options(data)[:6:5], *following(data, DECAY), neighbours(data)]
+    for rule in rules:
+        scores = rank(data, data.test(), lambda targets, rule=rule: rule(targets), seen=seen)  # type: ignore[misc]
+        assert torch.equal(ranks_of(data, data.test(), rule, seen=seen), scores.ranks_N)
+    follows, alike = rules[-2:]
+    assert isinstance(follows, ItemToItem)
+    assert isinstance(alike, ItemToItem)
+    left = [
+        len(one.ranks(data.test(), lambda part: Hidden(data.items, np.zeros(0, np.int64)))[1])
+        for one in (follows, alike)
+    ]
+    assert left[1] == (70 if few == 1000 else 0)
+    assert (left[0] > 0) == (few > 0)
 
 
 def test_baselines_are_what_counting_by_hand_gives() -> None:

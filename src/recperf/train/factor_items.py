@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..data.next_item import NextItemData, Targets
 from ..stop import poll
-from .next_item import Longs, Scorer, best, histories
+from .next_item import Longs, Products, Scorer, best, histories
 
 DIM, SWEEPS = 64, 4
 ALL_ITEMS = 4.0
@@ -35,7 +35,7 @@ _ENTRIES = 1 << 23
 
 def factor_baseline(data: NextItemData) -> dict[str, Callable[[], Scorer]]:
     """Makes the factorisation with the penalty that ranks validation targets best."""
-    return {"als": lambda: best(data, ItemFactors.options(data))}
+    return {"als": lambda: best(data, (option.products for option in ItemFactors.options(data)))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +126,15 @@ class ItemFactors:
             items_ID = of_items.solved(users_UD, weight, penalty, items_ID)
         return ItemFactors(data, items_ID, weight, penalty)
 
-    def __call__(self, targets: Targets) -> Tensor:
+    def users(self, targets: Targets) -> Tensor:
+        """The vectors of users before some targets."""
         rows_P, events_P = histories(self.data, targets)
         rows_P, columns_P = _distinct(self.data, rows_P, events_P)
-        of_rows = Members.of(rows_P, columns_P, len(targets))
-        return of_rows.solved(self.items_ID, self.weight, self.penalty) @ self.items_ID.t()
+        return Members.of(rows_P, columns_P, len(targets)).solved(self.items_ID, self.weight, self.penalty)
+
+    @property
+    def products(self) -> Products:
+        return Products(self.users, self.items_ID)
 
 
 def _pairs(data: NextItemData) -> tuple[Longs, Longs]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ..ops.catalogue_softmax import Masks
 from ..ops.catalogue_softmax import top as highest
 from ..stop import poll
 from .ranking import REPEATS, TOP, RecentShares, gains, repeated_share
+from .sparse_ranks import Hidden, added_up, rank_by_counts, ranked_sums
 
 Seen = Literal["left-out", "kept"]
 """Whether items of a user's history can be recommended again."""
@@ -92,6 +93,53 @@ def rank(data: NextItemData, targets: Targets, score: Scorer, *, seen: Seen | No
     return Ranked(torch.cat(ranks), torch.cat(lists), seen)
 
 
+def ranks_of(data: NextItemData, targets: Targets, score: Scorer, *, seen: Seen | None = None) -> Tensor:
+    """The ranks that `rank` gives the targets. Rules that know a quicker way are not asked for the scores of all items;
+    those that know one for some targets only say which."""
+    seen = seen or seen_by_default(data)
+    if not isinstance(score, QuickRule):
+        return rank(data, targets, score, seen=seen, top=0).ranks_N
+    ranks_N, others = score.ranks(targets, lambda part: _hidden(data, part, seen))
+    if len(others):
+        part = Targets(targets.users_N[others], targets.positions_N[others])
+        ranks_N[others] = rank(data, part, score, seen=seen, top=0).ranks_N.numpy()
+    return torch.from_numpy(ranks_N)
+
+
+Hide = Callable[[Targets], Hidden]
+"""What does not compete for some targets."""
+
+
+@runtime_checkable
+class QuickRule(Protocol):
+    """A rule that ranks targets without the scores of all items."""
+
+    def __call__(self, targets: Targets) -> Tensor: ...
+
+    def ranks(self, targets: Targets, hide: Hide) -> tuple[Longs, Longs]:
+        """The rank of each target, and the numbers of targets for which the scores of all items are quicker."""
+
+
+def _hidden(data: NextItemData, targets: Targets, seen: Seen) -> Hidden:
+    if seen == "kept":
+        return Hidden(data.items, np.zeros(0, np.int64))
+    rows_P, events_P = histories(data, targets)
+    return Hidden.of(data.items, rows_P, data.items_E[events_P].astype(np.int64) - 1)
+
+
+def _columns(data: NextItemData, targets: Targets) -> Longs:
+    columns_N: Longs = data.items_E[targets.positions_N].astype(np.int64) - 1
+    return columns_N
+
+
+def _parts(targets: Targets, order_N: Longs) -> Iterator[tuple[Longs, Targets]]:
+    """TOGETHER targets at a time, in this order."""
+    for first in range(0, len(order_N), TOGETHER):
+        poll()
+        part = order_N[first : first + TOGETHER]
+        yield part, Targets(targets.users_N[part], targets.positions_N[part])
+
+
 def _ranked_by_blocks(
     data: NextItemData, targets: Targets, score: Products, most: int, *, left_out: bool
 ) -> tuple[Tensor, Tensor]:
@@ -103,9 +151,9 @@ def _ranked_by_blocks(
         columns_P = data.items_E[events_P].astype(np.int64) - 1
         masks = Masks(*(torch.from_numpy(array).to(device) for array in (offsets_B1, columns_P)))
     targets_B = torch.from_numpy(data.items_E[targets.positions_N].astype(np.int64) - 1).to(device)
-    _, columns_BK, reached_B = highest(users_BD, score.items_ID, most, masks=masks, targets_T=targets_B)
+    _, columns_BK, reached_B = highest(users_BD, score.items_ID, max(1, most), masks=masks, targets_T=targets_B)
     assert reached_B is not None
-    return reached_B.cpu(), (columns_BK + 1).cpu()
+    return reached_B.cpu(), (columns_BK[:, :most] + 1).cpu()
 
 
 def histories(data: NextItemData, targets: Targets, last: int | None = None) -> tuple[Longs, Longs]:
@@ -170,6 +218,8 @@ PAIRS = 1 << 20
 """Pairs of items that are counted at a time."""
 SPARSE = 16
 """Pairs are counted by sorting them where the matrix has more than this many entries for each."""
+FEW, ROW = 8, 64
+"""Targets with entries for at most one in so many items are ranked by these alone; what a target costs, in entries."""
 KEPT_BYTES = 1 << 29
 """Memory for the counts of what follows an item. Items with the most events have theirs kept; those of the others are
 counted from the events whenever a history has them."""
@@ -184,14 +234,38 @@ def baselines(data: NextItemData) -> dict[str, Callable[[], Scorer]]:
     makers: dict[str, Callable[[], Scorer]] = {"popularity": lambda: popularity(data)}
     if data.times_E is not None:
         makers["recent_popularity"] = lambda: best(data, RecentPopularity.options(data))
-    makers["item_to_item"] = lambda: best(data, (option for decay in DECAYS for option in following(data, decay)))
+    makers["item_to_item"] = lambda: best(data, all_following(data))
     makers["item_knn"] = lambda: best(data, item_knn(neighbours(data)))
     return makers
 
 
+@dataclass(frozen=True, eq=False)
+class Popularity:
+    """Training events of each item."""
+
+    data: NextItemData
+    counts_I: Longs
+
+    def __call__(self, targets: Targets) -> Tensor:
+        return torch.from_numpy(self.counts_I.astype(np.float64)).expand(len(targets), -1)
+
+    def ranks(self, targets: Targets, hide: Hide) -> tuple[Longs, Longs]:
+        sorted_I, ranks_N = np.sort(self.counts_I), np.zeros(len(targets), np.int64)
+        for part, some in _parts(targets, np.arange(len(targets))):
+            hidden, columns_B = hide(some), _columns(self.data, some)
+            rows_H, columns_H = np.divmod(hidden.codes_H, self.data.items)
+            own_B = self.counts_I[columns_B]
+            above_H = self.counts_I[columns_H] >= own_B[rows_H]
+            ranks_B = (
+                len(sorted_I) - np.searchsorted(sorted_I, own_B) - np.bincount(rows_H[above_H], minlength=len(part))
+            )
+            own_codes_B = np.arange(len(part)) * self.data.items + columns_B
+            ranks_N[part] = np.where(hidden.has(own_codes_B), self.data.items, ranks_B)
+        return ranks_N, ranks_N[:0]
+
+
 def popularity(data: NextItemData) -> Scorer:
-    popularity_I = torch.from_numpy(item_counts(data).astype(np.float64))
-    return lambda targets: popularity_I.expand(len(targets), -1)
+    return Popularity(data, item_counts(data))
 
 
 def item_knn(alike: ItemToItem) -> list[ItemToItem]:
@@ -204,7 +278,7 @@ def best(data: NextItemData, options: Iterable[Scorer]) -> Scorer:
     targets = data.validation()
     step = max(1, -(-len(targets) // COMPARED))
     compared, seen = Targets(targets.users_N[::step], targets.positions_N[::step]), seen_by_default(data)
-    return max(options, key=lambda option: rank(data, compared, option, seen=seen).metrics()["mrr"])
+    return max(options, key=lambda option: float((1 / ranks_of(data, compared, option, seen=seen).double()).mean()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +326,30 @@ class ItemToItem:
             added = np.bincount(places_W, counts_W * weights_P[begin:end][pairs_W])
             scores_BI[first * items : first * items + len(added)] = added
         return torch.from_numpy(scores_BI.reshape(len(targets), items))
+
+    def ranks(self, targets: Targets, hide: Hide) -> tuple[Longs, Longs]:
+        """Of targets whose sums have entries for a small part of the items; the others are left."""
+        targets_P, events_P = histories(self.data, targets, LAST)
+        columns_P = self.data.items_E[events_P] - 1
+        weights_P = self.decay ** (targets.positions_N[targets_P] - 1 - events_P)
+        most_N = np.bincount(targets_P, self.most_I[columns_P], len(targets)).astype(np.int64)
+        few_N, ranks_N = most_N * FEW < self.data.items, np.zeros(len(targets), np.int64)
+        few, part_P = np.flatnonzero(few_N), few_N[targets_P]
+        # From here on a target has the number that it has among those with few entries.
+        targets_P, columns_P, weights_P = (
+            (np.cumsum(few_N) - 1)[targets_P[part_P]],
+            columns_P[part_P],
+            weights_P[part_P],
+        )
+        for first, stop in _blocks(most_N[few] + ROW, ENTRIES):
+            poll()
+            begin, end = np.searchsorted(targets_P, [first, stop])
+            some = Targets(targets.users_N[few[first:stop]], targets.positions_N[few[first:stop]])
+            pairs_W, columns_W, counts_W = self.entries(columns_P[begin:end])
+            codes_W = (targets_P[begin:end] - first)[pairs_W] * self.data.items + columns_W
+            sums = added_up(codes_W, counts_W * weights_P[begin:end][pairs_W])
+            ranks_N[few[first:stop]] = ranked_sums(*sums, _columns(self.data, some), hide(some))
+        return ranks_N, np.flatnonzero(~few_N)
 
     def entries(self, columns_P: NDArray[np.int32]) -> tuple[Longs, NDArray[np.int32], Floats]:
         """All entries of the rows of some items: the place of the item, the column and the value."""
@@ -363,9 +461,15 @@ class PairCounts:
         return rows_W, columns_W, self._weights[0]
 
 
-def following(data: NextItemData, decay: float) -> list[ItemToItem]:
-    """How often each item came soon after another, divided by each power of how often that was."""
+def all_following(data: NextItemData) -> Iterator[ItemToItem]:
+    """With each decay and damping."""
     followers = Followers.of(data)
+    return (option for decay in DECAYS for option in following(data, decay, followers))
+
+
+def following(data: NextItemData, decay: float, followers: Followers | None = None) -> list[ItemToItem]:
+    """How often each item came soon after another, divided by each power of how often that was."""
+    followers = followers or Followers.of(data)
     order_I = np.argsort(-followers.most_I, kind="stable")
     fits_I = np.cumsum(followers.most_I[order_I]) * ENTRY_BYTES <= KEPT_BYTES
     kept_R, row_I = np.sort(order_I[fits_I]), np.full(data.items, -1)
@@ -431,7 +535,23 @@ class RecentPopularity:
         return [RecentPopularity(data, shares, seconds) for seconds in shares.halvings()]
 
     def __call__(self, targets: Targets) -> Tensor:
+        return self.shares.counts(self._moments(targets), self.seconds)
+
+    def ranks(self, targets: Targets, hide: Hide) -> tuple[Longs, Longs]:
+        moments_N, ranks_N = self._moments(targets), np.zeros(len(targets), np.int64)
+        windows = self.shares.windows(moments_N, self.seconds)
+        for part, some in _parts(targets, moments_N.argsort(stable=True).numpy()):
+            hidden, columns_B = hide(some), _columns(self.data, some)
+            edges_B1 = np.searchsorted(hidden.codes_H, np.arange(len(part) + 1) * self.data.items)
+            columns_H = hidden.codes_H % self.data.items
+            for place, column in enumerate(columns_B.tolist()):
+                row, counts_I = next(windows)
+                assert row == part[place]
+                own_H = columns_H[edges_B1[place] : edges_B1[place + 1]]
+                ranks_N[row] = rank_by_counts(counts_I.numpy(), column, own_H)
+        return ranks_N, ranks_N[:0]
+
+    def _moments(self, targets: Targets) -> Tensor:
+        """With a split by time targets may come long after the last training event."""
         assert self.data.times_E is not None
-        # With a split by time targets may come long after the last training event.
-        moments_B = torch.from_numpy(self.data.times_E[targets.positions_N]).clamp_max(self.shares.times_N.max() + 1)
-        return self.shares.counts(moments_B, self.seconds)
+        return torch.from_numpy(self.data.times_E[targets.positions_N]).clamp_max(self.shares.times_N.max() + 1)

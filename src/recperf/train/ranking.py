@@ -193,16 +193,23 @@ class RecentShares:
         )
         return ((of_item_P.double() + 1 / self.catalogue) / (all_P + 1)).log()
 
-    def counts(self, times_B: Tensor, seconds: int) -> Tensor:
-        """How many events each of the items 0 to `catalogue` - 1 has in the time before each moment."""
+    def windows(self, times_B: Tensor, seconds: int) -> Iterator[tuple[int, Tensor]]:
+        """How many events each of the items 0 to `catalogue` - 1 has in the time before each moment, in the order of
+        the moments: the number of the moment, and counts that the next step changes."""
         (times_N, items_N), begin, stop = self._by_time, 0, 0
-        counts_BI = torch.zeros(len(times_B), self.catalogue, dtype=torch.float64)
-        counts_I, one_N = torch.zeros_like(counts_BI[0]), counts_BI.new_ones(1).expand(len(items_N))
+        counts_I = torch.zeros(self.catalogue, dtype=torch.int32)
+        one_N = counts_I.new_ones(1).expand(len(items_N))
         stops_B, begins_B = (torch.searchsorted(times_N, ends_B).tolist() for ends_B in (times_B, times_B - seconds))
-        for row in times_B.argsort().tolist():
+        for row in times_B.argsort(stable=True).tolist():
             for sign, changed in ((1, slice(stop, stops_B[row])), (-1, slice(begin, begins_B[row]))):
                 counts_I.index_add_(0, items_N[changed], one_N[changed], alpha=sign)
             begin, stop = begins_B[row], stops_B[row]
+            yield row, counts_I
+
+    def counts(self, times_B: Tensor, seconds: int) -> Tensor:
+        """The same of all moments at once."""
+        counts_BI = torch.zeros(len(times_B), self.catalogue, dtype=torch.float64)
+        for row, counts_I in self.windows(times_B, seconds):
             counts_BI[row] = counts_I
         return counts_BI
 

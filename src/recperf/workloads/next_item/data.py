@@ -29,7 +29,7 @@ from ...train.baselines import Rules
 from ...train.factor_items import factor_baseline
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
-from ...train.next_item import Products, Ranked, Scorer, Seen, baselines, item_counts, rank, seen_by_default
+from ...train.next_item import Products, Ranked, Scorer, Seen, baselines, item_counts, rank, ranks_of, seen_by_default
 from ...train.ranking import list_quality
 from .config import SequencesConfig
 
@@ -138,7 +138,7 @@ class RankedSequences(Prepared):
             catalogue=self.sequences.data.items,
             repeats=self.sequences.seen == "kept",
             split=self.sequences.data.kind,
-            baseline_ranks=rules.then(lambda rule: self.ranks(self.sequences.test, rule).ranks_N),
+            baseline_ranks=rules.then(lambda rule: ranks_of(data, self.sequences.test, rule, seen=self.sequences.seen)),
         )
 
     def scored_rows(self) -> ScoredRows:
