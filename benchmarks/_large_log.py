@@ -28,7 +28,7 @@ EXTRA = 2.0
 """Events that are drawn for each one that is wanted, where a user takes no item twice."""
 BLOCK, PIECE = 4_000_000, 1_000_000
 """Events that are drawn, and rows that are written, at a time."""
-AGAIN, BACK = 0.2, 3
+AGAIN, BACK = 0.15, 3
 """Share of the events that take an item again where users do, and how many events ago it was taken."""
 SPAN = 20 * 365 * 86_400
 BEGIN = 800_000_000
@@ -50,8 +50,8 @@ class LogSize:
     """Whether a user takes an item again."""
 
     def scaled(self, share: float) -> LogSize:
-        """A log with this share of the users and events, and of the items the root of it."""
-        items = max(20 * GROUPS, int(self.items * share**0.5))
+        """A log with this share of the users, items and events."""
+        items = max(20 * GROUPS, int(self.items * share))
         return replace(self, users=max(100, int(self.users * share)), items=items, events=int(self.events * share))
 
     def lengths(self, draw: np.random.Generator) -> NDArray[np.int64]:
