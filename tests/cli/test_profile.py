@@ -20,7 +20,7 @@ TINY = ["--model.bottom", "8", "16", "4", "--model.dim", "4", "--model.top", "8"
 TINY += ["--data.batches", "6", "--data.held-out-batches", "2", "--train.device", "cpu", "--train.threads", "1"]
 OPTIONS = {"dlrm": TINY, "micro-dlrm": ["--train.device", "cpu"]}
 FILES = {".recperf", "config.json", "events.jsonl", "machine.json", "peaks.json", "profile.html", "profile.json"}
-FILES |= {".lock", ".profile"}
+FILES |= {".lock", ".profile", "stacks.folded"}
 TABLES = ("kernels", "idle", "transfers")
 Call = Callable[..., tuple[int, str, str]]
 

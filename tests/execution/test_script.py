@@ -50,8 +50,10 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def profile(tmp_path: Path) -> Profile:
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     """Profile a program; the class of the optimizer is restored afterwards."""
+    # These programs are too short for the samples that places want.
+    monkeypatch.setattr(observing, "SAMPLES", 0)
 
     def call(loop: str, *arguments: str, **options: Any) -> ScriptOutcome:
         script = tmp_path / "train.py"
@@ -299,7 +301,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     assert saved.with_name("profile.html").exists()
     again = ["profile", "--script=train.py", "--no-peaks", "--quiet", "--run-dir", "a", "--no-report"]
     assert main(again) == 0
-    assert sorted(path.name for path in Path("a").iterdir()) == [".profile", "profile.json"]
+    assert sorted(path.name for path in Path("a").iterdir()) == [".profile", "profile.json", "stacks.folded"]
     assert len(list(Path("runs").iterdir())) == 1
     assert main(again) == 2
     assert "already holds a profile" in capfd.readouterr().err

@@ -17,6 +17,7 @@ from recperf.measure.operators import CallWork
 from recperf.measure.profile_records import Transfer
 from recperf.measure.records import Observed, Operator, Percentiles
 from recperf.measure.rows import part_rows
+from recperf.measure.stack_sampler import SampledTime
 from recperf.measure.timeline import StepTimes
 from recperf.measure.trace.analyse import steps_of
 from recperf.measure.trace.idle import DeviceTimes
@@ -41,10 +42,11 @@ def observer(events: list[dict[str, Any]] | None = None, steps: int = 2, **more:
     for number in range(steps):
         every += [{**event, "ts": event["ts"] + 20_000.0 * number} for event in events or ()]
     works, samples, off_ns = more.pop("works", []), more.pop("samples", 0), more.pop("off_ns", 0)
-    limits = {"blocked": {(): float(off_ns)}} if off_ns else {}
+    times = [SampledTime("blocked", (), 0, off_ns)] if off_ns else []
     sampler = SimpleNamespace(
-        samples=[SimpleNamespace(wall=1_000_000, stack=()) for _ in range(samples)],
-        times=lambda positions: (limits, {}),
+        samples=[SimpleNamespace(wall=1_000_000, stack=(), step=0) for _ in range(samples)],
+        times=lambda positions: (times, {}),
+        stacks=SimpleNamespace(stack=lambda positions: ()),
         cost=0.01,
     )
     known = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -14,9 +16,10 @@ import torch
 import recperf
 from recperf.execution.script import Program, profile_program
 from recperf.measure import trace_evidence
+from recperf.measure.intervals import of_samples, of_steps, wilson
+from recperf.measure.place_shares import Timed, by_step, folded, shares_of
 from recperf.measure.places import LIBRARY, USER, Frame, place_in, place_text, surrounding
 from recperf.measure.records import Place
-from recperf.measure.rows import _shares
 from recperf.runs.report.blocks import render
 from recperf.runs.report.profiles import report_of
 
@@ -174,6 +177,20 @@ def test_places_are_shown(profile: dict[str, Any]) -> None:
     assert f"train.py:{line_of(SCRIPT, 'UPDATE')}" in text.partition("\nOperators\n")[2]
 
 
+def test_stacks_are_folded_and_drawn(profile: dict[str, Any]) -> None:
+    lines = folded(profile.stacks).splitlines()
+    assert sum(int(line.rpartition(" ")[2]) for line in lines) == pytest.approx(1e6, abs=len(lines))
+    assert any(f"train.py:{line_of(SCRIPT, 'SLEEP')} in pause;[blocked] " in line for line in lines)
+    (section,) = (section for section in report_of(profile).sections if section.key == "stacks")
+    (block,) = section.blocks
+    first, *_, last = block.lanes
+    assert sum(one.width for one in first.stretches) == pytest.approx(100, abs=0.1)
+    assert any(
+        one.name == "python_loop" or "in python_loop" in one.name for lane in block.lanes for one in lane.stretches
+    )
+    assert sum(one.width for one in last.stretches) <= 100
+
+
 def test_a_library_that_runs_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site-packages" / "trainer"
     package.mkdir(parents=True)
@@ -189,6 +206,86 @@ def test_a_library_that_runs_the_loop(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (python.file, python.line) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "METRIC"))
     (row,) = (row for row in content.operators if row.name == "aten::addmm")
     assert (row.place.file, row.place.line) == ("trainer/__init__.py", line_of(LIBRARY_LOOP, "FIT"))
+
+
+REPEATED = """
+import time
+from statistics import median
+import torch
+from torch import nn
+
+def metric():
+    total = 0
+    for number in range(60000):
+        total += number * number  # METRIC
+    return total
+
+def log():
+    time.sleep(0.003)  # LOG
+
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1))
+optimizer = torch.optim.Adagrad(model.parameters())
+loader = torch.utils.data.DataLoader(torch.rand(6 * 64, 256), 64)
+spent = {"metric": [], "log": [], "step": []}
+before = time.perf_counter()
+for epoch in range(14):
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).mean().backward()
+        began = time.perf_counter()
+        metric()
+        measured = time.perf_counter()
+        log()
+        logged = time.perf_counter()
+        optimizer.step()
+        for name, seconds in zip(spent, (measured - began, logged - measured, time.perf_counter() - before)):
+            spent[name].append(seconds)
+        before = time.perf_counter()
+seconds = {name: median(times) for name, times in spent.items()}
+with open(FILE, "w") as file:
+    file.write(f"{seconds['metric'] / seconds['step']} {seconds['log'] / seconds['step']}")
+"""
+
+
+def test_repeats_of_a_short_program_agree_within_their_intervals(tmp_path: Path) -> None:
+    """Epochs of a few batches seem to end soon: after the first ones there is time for more traced steps."""
+    right, profiles = Counter[str](), []
+    for _ in range(3):
+        profile = profiled(tmp_path / "train.py", REPEATED.replace("FILE", repr(str(tmp_path / "truth"))))
+        assert profile.steps.traced >= 4
+        truth = dict(zip(("metric", "log"), map(float, (tmp_path / "truth").read_text().split()), strict=True))
+        rows = {row.function: row for row in reversed(profile.places) if row.function in truth}
+        assert {name: (row.line, row.limit) for name, row in rows.items()} == {
+            "metric": (line_of(REPEATED, "METRIC"), "python"),
+            "log": (line_of(REPEATED, "LOG"), "blocked"),
+        }
+        assert all(row.samples >= 3 and 0 < row.high - row.low < 0.5 for row in rows.values())
+        right.update(name for name, row in rows.items() if row.low <= truth[name] <= row.high)
+        if profile.verdict.confidence == "high":
+            assert profile.places[0].function == max(truth, key=lambda name: truth[name])
+        profiles.append({(row.file, row.line, row.backward, row.limit): row for row in profile.places})
+    assert min(right["metric"], right["log"]) >= 2
+    for one, other in combinations(profiles, 2):
+        for place in one.keys() & other.keys():
+            assert one[place].low <= other[place].high
+            assert other[place].low <= one[place].high
+
+
+def test_intervals_by_hand() -> None:
+    assert wilson(0.5, 96) == pytest.approx((0.402, 0.598), abs=1e-3)
+    assert wilson(1.0, 30) == pytest.approx((0.886, 1.0), abs=1e-3)
+    # Steps of 10 ms of which a line takes 2 and 4 ms in turns: the mean is 0.3, its error 0.1 / sqrt(n - 1).
+    low, high = of_steps([2.0, 4.0, 2.0, 4.0], [10.0] * 4)
+    assert (low, high) == pytest.approx((0.3 - 3.18 * 0.1 / 3**0.5, 0.3 + 3.18 * 0.1 / 3**0.5))
+    assert of_steps([2.0], [10.0]) == (0.0, 1.0)
+    every = [(step, 1.0) for step in range(50) for _ in range(4)]
+    alone, alike = (of_samples(inside, every) for inside in (every[::4], every[:50]))
+    assert alone == pytest.approx(wilson(0.25, 200), abs=0.01)
+    # All samples of some steps, and none of others, are as few as the steps.
+    assert alike == pytest.approx(wilson(0.25, 50), abs=0.01)
+    # One long sample may be chance.
+    assert of_samples([(0, 100.0)], [(0, 100.0), *((step, 1.0) for step in range(1, 101))])[0] < 0.01
 
 
 def frame(kind: int, file: str, line: int) -> Frame:
@@ -254,5 +351,5 @@ def test_a_place_is_observed_with_the_text_of_its_line(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("a = 1\n    loss.item()\n")
     lines = [Place("fit", str(file), 2), Place("fit", str(file), 9), Place("fit", "<stdin>", 1)]
-    rows = _shares([("python", place, time) for place, time in zip(lines, (6.0, 3.0, 1.0))])
+    rows = shares_of([Timed("python", place, 0, time) for place, time in zip(lines, (6.0, 3.0, 1.0))], by_step)
     assert [(row.share, row.source) for row in rows] == [(0.6, "loss.item()"), (0.3, ""), (0.1, "")]

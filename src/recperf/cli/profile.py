@@ -13,6 +13,7 @@ from ..distributed.shared_run import require_same_config
 from ..errors import RecperfError, UsageError
 from ..files import write_atomic, writing
 from ..jsonfile import sealed
+from ..measure.place_shares import folded
 from ..measure.profile import StepProfile
 from ..runs.record import PROFILE_MARK, Run, new_folder
 from ..stop import FLAG
@@ -163,6 +164,8 @@ def take(choice: Choice, options: Options[Any], terminal: Terminal, world: Ranks
             measured.workload.preset = choice.preset
         if run:
             run.write("profile.json", sealed(measured))
+            if measured.stacks:
+                write_atomic(folder / "stacks.folded", folded(measured.stacks).encode())
     except BaseException:
         if run and not (folder / "profile.json").exists():
             traces = [path.name for path in folder.glob("trace*.json.gz")]

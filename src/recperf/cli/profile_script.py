@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..files import require_writable, write_atomic, writing
 from ..folders import refuse_foreign
 from ..jsonfile import sealed
+from ..measure.place_shares import folded
 from ..outputs import output_file
 from ..runs.record import PROFILE_MARK, new_folder
 from ..stop import FLAG
@@ -123,6 +124,8 @@ def _show(report: Report, place: Path, options: Options) -> None:
     shown = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
     report.save(place / "profile.json")
     terminal.facts(("profile", str(shown / "profile.json")))
+    if report.stacks:
+        write_atomic(place / "stacks.folded", folded(report.stacks).encode())
     with page_optional(terminal):
         if options.report:
             report.page(place / "profile.html")

@@ -83,6 +83,7 @@ class Profiler:
         self._observer = Observer(
             cache_sizes=lambda device: cache_sizes_of(self._peaks, device), model=self._model, light=self._light
         )
+        self._observer.goes_on = not (self._light or self._driven)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -19,9 +19,9 @@ from .advice import RULES as RULES_OF_THE_HOST
 from .attribution import attribute
 from .ceilings import Ceilings
 from .limits import decide
+from .place_shares import place_rows
 from .program_facts import KEEPING, optimizer_of
 from .records import Advice, Experiment, Explanation, Observed, OptimizerFacts, ProgramFacts
-from .rows import place_rows
 from .trace.read import grouped, summed
 
 USED = 0.1
@@ -55,11 +55,13 @@ def explain(
     Without `facts` there is no advice.
     """
     attribution = attribute(seen, ceilings)
+    places = place_rows(attribution.operators, attribution.shares, seen)
     return Explanation(
-        verdict=decide(attribution, seen, ceilings, experiments),
+        verdict=decide(attribution, seen, ceilings, experiments, places),
         shares=attribution.shares,
         operators=attribution.operators,
-        places=place_rows(attribution.operators, attribution.shares, seen),
+        places=places,
+        stacks=seen.stacks,
         advice=advise(AdviceFacts(seen, attribution.operators, ceilings, facts)) if facts else [],
         step_ms=seen.step_ms,
         notes=seen.notes,

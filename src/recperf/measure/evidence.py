@@ -13,10 +13,12 @@ import torch
 
 from ..machine import usable_cores
 from .clocks import MODULE
+from .intervals import of_steps
 from .observing import ENDLESS, WATCHED, Observer
 from .operators import CallWork
+from .place_shares import FEWEST, add_samples, observer_places
 from .records import Observed, ObservedSteps, TimingCost
-from .rows import FEWEST, clip, name_places, observer_places, operator_rows, part_rows, sampled_places, unknown_work
+from .rows import clip, name_places, operator_rows, part_rows, traced_ms, unknown_work
 from .timeline import COUNTED, NODE, CountedInOrder, StepTimes, nearest_call, step_times, traced_step
 from .trace.analyse import steps_of
 from .trace.idle import collectives, device_times, lateness, transfers, waits_for_device
@@ -112,11 +114,29 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
         _on_device(result, observer, nesting, window, times, off_ms, kernels or {})
     else:
         _on_host(result, observer, times, works, own_ms, off_ms)
-    result.operators = operator_rows(times, works)
+    result.operators = operator_rows(times, works, window)
+    result.traced_ms = [ms * (result.scale or 1.0) for ms in traced_ms(window)]
     result.timeline = traced_step(nesting, window, times, result.operators)
-    result.places, result.native, result.sampling = sampled_places(observer)
+    result.varies = _varies(observer)
+    add_samples(result, observer)
     result.notes += [*unknown_work(result.operators), *lateness(collectives(nesting, window))]
     result.parts = part_rows(result.operators)
+    return result
+
+
+def _varies(observer: Observer) -> dict[str, float]:
+    """How much the waits of the timed steps may differ from their means."""
+    walls = [float(step.whole.wall) for step in observer.plain]
+    waits = {
+        "input": [float(step.input.wall) for step in observer.plain],
+        "communication": [float(step.ranks.wall) for step in observer.plain],
+        "blocked": [float(max(0, step.whole.off - step.input.off - step.ranks.off)) for step in observer.plain],
+    }
+    result = {}
+    for name, parts in waits.items():
+        low, high = of_steps(parts, walls)
+        mean = sum(parts) / (sum(walls) or 1.0)
+        result[name] = min(1.0, (high - low) / 2 / mean) if mean else 0.0
     return result
 
 
@@ -147,8 +167,8 @@ def _on_host(
     for call in times.calls:
         call.us *= 1 - (call.work.blocked if call.work else 0.0)
     samples = observer.sampler.samples
-    limits, _ = observer.sampler.times(observer.counter.positions if observer.counter else ())
-    seen_off = sum(limits.get("blocked", {}).values())
+    sampled, _ = observer.sampler.times(observer.counter.positions if observer.counter else ())
+    seen_off = sum(one.ns for one in sampled if one.limit == "blocked")
     clocks = HostClocks(
         own=own_ms,
         off=off_ms,

@@ -4,6 +4,7 @@ Only counting ids needs torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from .ceilings import Ceilings, ceilings_of_profile
 from .limit_kinds import DOES_NOT_APPLY, LIMITS, Evidence, limits_by
 from .peaks.other_work import DISTURBED
 from .peaks.records import Peaks
+from .places import place_text
 from .profile_records import (
     Communication,
     Component,
@@ -25,7 +27,7 @@ from .profile_records import (
     TableLookups,
     WorkloadFigures,
 )
-from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles, Verdict
+from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles, PlaceTime, Verdict
 from .trace.read import summed
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def decide(
     observed: Observed,
     ceilings: Ceilings | None,
     experiments: list[Experiment] | None = None,
+    places: Sequence[PlaceTime] = (),
 ) -> Verdict:
     """The largest share is the verdict."""
     shares = attribution.shares
@@ -57,7 +60,7 @@ def decide(
     by_name = sum(row.limits.get(first, 0.0) for row in attribution.operators if row.by_name)
     if first != "dispatch" and by_name > 0.5 * sum(row.limits.get(first, 0.0) for row in attribution.operators):
         doubts.append("kernels of a CUDA graph have no counted work and are classed by their names")
-    doubts += _contradictions(experiments or [])
+    doubts += [*_contradictions(experiments or []), *_of_place([row for row in places if row.limit == first])]
     confidence = ("high", "medium", "low")[min(2, len(doubts))]
     because = [
         _sentence(limit, attribution, observed, ceilings) for limit in ordered[:3] if shares[limit] >= NOTICEABLE
@@ -104,6 +107,19 @@ def _contradictions(experiments: list[Experiment]) -> list[str]:
     if ran and not doubts and not any(row.outcome == "agrees" for row in ran):
         doubts = ["no experiment told this limit from the next one"]
     return doubts
+
+
+def _of_place(places: Sequence[PlaceTime]) -> list[str]:
+    """The doubt that another line might come first in a repeat; `places` are those of the limit, largest first."""
+    if not places or places[0].low is None or places[0].high is None:
+        return []
+    first = places[0]
+    width = (first.high or 0.0) - (first.low or 0.0)
+    text = f"{place_text(first, short=True)} takes between {first.low:.0%} and {first.high:.0%} of the step"
+    rivals = [row for row in places[1:] if (row.high or 0.0) > (first.low or 0.0)]
+    if width > NOTICEABLE and rivals:
+        return [f"{text}, {place_text(rivals[0], short=True)} perhaps more"]
+    return [text] if width > LEAD else []
 
 
 def ranks_sentence(communication: Communication | None) -> str:

@@ -49,6 +49,8 @@ FEW = 12
 """A loop of so few steps leaves no time for more than that."""
 SHORT, PLAIN_FIRST = 30, 8
 """A loop of SHORT steps has time for PLAIN_FIRST plain ones before those that are traced."""
+SAMPLES, SAMPLED_NS = 200, 3_000_000_000
+"""A program that goes on anyway is sampled until there are so many samples, at most for so long."""
 LONG = 60
 """A loop of this many steps is long enough for the usual order, with a third of them timed."""
 ENDLESS = 1 << 30
@@ -86,6 +88,8 @@ class Observer:
         """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
         self.buffered = 0
         """Steps whose batches the loader may have ready after a pause."""
+        self.goes_on = False
+        """Whether the loop goes on however long it is observed."""
         self.notes: list[str] = []
         self.state = "warm"
         self.seen = 0
@@ -107,7 +111,7 @@ class Observer:
         self._input = self._ranks = _ZERO
         self.waiting = ""
         """What the step waits for: input, ranks."""
-        self._trace_few = False
+        self._trace_few = self._traced_early = False
         self.stacks = Stacks(own=spans)
         self.end_stack: tuple[Position, ...] = ()
         self.sampler = StackSampler(self.stacks, lambda: self.waiting)
@@ -118,11 +122,12 @@ class Observer:
         self._in_state = 0
         self._unnamed = 1
         self._left_out = False
-        self._plain_ns = 0
+        self._plain_ns = self._sampled_ns = 0
         self.traced_cpu_ns = 0.0
         """CPU time of all threads that tracing and counting added to the steps."""
         self._cpu, self._plain_cpu = (process_time_ns(), 0), 0.0
         self._before_trace: tuple[list[TimedStep], list[tuple[int, int]]] = ([], [])
+        self._first_trace: tuple[Recording | None, list[ClockReading], bool] = (None, [], False)
         self._began = self.clock.now()
 
     @contextmanager
@@ -217,6 +222,8 @@ class Observer:
         """End whatever is active; may be called at any time, also where the loop ended early."""
         if self.state == "traced":
             self._stop_trace()
+        if len(self.traced) < len(self._first_trace[1]):
+            self.recording, self.traced, self._left_out = self._first_trace
         self._stack.close()
         self.sampler.stop()
         if self.state == "plain":
@@ -239,10 +246,11 @@ class Observer:
         self.cuda = cuda_used()
         self._start_plain()
 
-    def _start_plain(self) -> None:
+    def _start_plain(self, *, again: bool = False) -> None:
         self._enter("plain")
         self._cpu = (process_time_ns(), self.seen)
-        self.other_work = OtherWork()
+        if not again:
+            self.other_work = OtherWork()
         if not self.light:
             self.sampler.start()
         self.blocks.active = self.cuda
@@ -253,6 +261,7 @@ class Observer:
         self.sampler.end_step(keep=True)
         count = len(self.plain)
         self._plain_ns += spent.wall
+        self._sampled_ns += spent.wall
         self.blocks.step(count)
         seconds = (sum(ns for _, ns in self.blocks.times) if self.cuda else self._plain_ns) / 1e9
         blocks = not self.cuda or len(self.blocks.times) >= FEWEST_PLAIN
@@ -263,7 +272,14 @@ class Observer:
             enough = enough or count >= max(FEWEST_PLAIN, self.expected // 3)
         first = FEW_PLAIN if self.expected is None or self.expected < SHORT else PLAIN_FIRST
         enough = enough or (self.hurries and not was_traced and count >= first)
-        if enough if self.counts is None else count >= self.counts.plain:
+        if was_traced and self._traced_early and count >= FEW:
+            self.blocks.close(count)
+            self._first_trace = self.recording, self.traced, self._left_out
+            self.recording, self.traced, self._left_out = None, [], False
+            self._start_trace()
+        elif was_traced and self._samples_missing:
+            pass
+        elif enough if self.counts is None else count >= self.counts.plain:
             self.blocks.close(count)
             self._end_others()
             if was_traced:
@@ -280,7 +296,11 @@ class Observer:
         enough = enough or (bool(self.traced) and seconds > 4 * PLAIN_SECONDS)
         if enough if self.counts is None else len(self.traced) >= self.counts.traced:
             self._stop_trace()
-            self._start_counting()
+            if self.counter is None:
+                self._start_counting()
+            else:
+                self._add_cost()
+                self._start_plain(again=True)
         else:
             self._open_range()
 
@@ -290,8 +310,7 @@ class Observer:
         enough = enough or (self._in_state >= 2 and spent.wall > 5e9)
         if enough if self.counts is None else self._in_state >= self.counts.counted:
             self._stack.close()
-            since, seen = self._cpu
-            self.traced_cpu_ns = max(0.0, process_time_ns() - since - self._plain_cpu * (self.seen - seen))
+            self._add_cost()
             if self.light:
                 self._enter("watching")
             elif self.hurries:
@@ -299,10 +318,21 @@ class Observer:
                 self._before_trace = (self.plain, self.blocks.times)
                 self.plain, self.blocks, self._plain_ns = [], GpuStretches(), 0
                 self._start_plain()
+            elif self._samples_missing:
+                self._start_plain(again=True)
             else:
                 self._enter("done")
         else:
             self.counter.begin_step()
+
+    def _add_cost(self) -> None:
+        since, seen = self._cpu
+        self.traced_cpu_ns += max(0.0, process_time_ns() - since - self._plain_cpu * (self.seen - seen))
+
+    @property
+    def _samples_missing(self) -> bool:
+        """Whether places would be known better for a longer look, and the loop has time for that."""
+        return self.goes_on and len(self.sampler.samples) < SAMPLES and self._sampled_ns < SAMPLED_NS
 
     def _after_watching(self, spent: ClockReading) -> None:
         """Clocks only, to the end of the loop; the latest steps count."""
@@ -362,7 +392,10 @@ class Observer:
         waits = sum(step.input.wall for step in self.plain) / max(1, sum(step.whole.wall for step in self.plain))
         self._unnamed = 1 + (self.buffered if waits > WAITS and not self.hurries else 0)
         # Operators have little of such a step.
-        self._trace_few = self.few or self.light or waits > 0.5
+        self._trace_few = self.light or waits > 0.5
+        # A loop of few steps may begin again: then there is time for more of them.
+        self._traced_early = self.few and not self._trace_few and self.counter is None
+        self._trace_few |= self._traced_early
         if self.model is not None and not self.light:
             self._stack.enter_context(module_ranges(self.model))
         if self._spans:

@@ -22,6 +22,11 @@ HIDDEN, LIBRARY, USER = range(3)
 SURROUNDS = 0.95
 """A frame at one line for this share of the time surrounds the step."""
 ROOT = str(Path(__file__).parents[1])
+OPERATOR = "operators"
+"""What a sampled thread did that was in operators."""
+SWITCH_NS = 500_000
+"""While the sampler runs, a thread that interprets gives the interpreter away after this time; only a C function keeps
+it longer. By default it would keep it for 5 ms, or until its next operator, which would then get its time."""
 BACKWARD = (0, 0)
 """Begins the stack of what autograd runs in its backward pass, where no Python function of the program is inside."""
 _WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "recperf/measure/counting.py")

@@ -31,6 +31,11 @@ class PlaceTime(Place, frozen=True, kw_only=True):
     share: Number
     """Of the step."""
     ms: Number
+    low: Number | None = None
+    """The ends of the 95 % interval of the share; None: measured by an older recperf."""
+    high: Number | None = None
+    samples: int = 0
+    """Samples of the stack that show it."""
 
 
 class PlaceShare(Struct):
@@ -42,6 +47,32 @@ class PlaceShare(Struct):
     place: Place
     source: str = ""
     """The text of its line, where the file can be read."""
+    low: Number | None = None
+    """The ends of the 95 % interval of the share, by samples or by traced steps; None: measured by an older recperf."""
+    high: Number | None = None
+    samples: int = 0
+
+
+class LineShare(Struct):
+    """A line by samples of the stack, whatever limits it: all that it takes until it is left, but no backward pass."""
+
+    place: Place
+    share: Number
+    """Of the step."""
+    low: Number
+    high: Number
+
+
+class SampledStack(Struct):
+    """Samples of one stack."""
+
+    frames: list[str]
+    """Outermost first: function, file and line."""
+    limit: str
+    """What the thread did there, as far as the sampler sees: input, python, blocked, ranks or operators."""
+    samples: int
+    share: Number
+    """Of the sampled time."""
 
 
 _KEYS = {"memory_bytes": "beyond", "new_bytes": "fresh", "memory_rows": "missed", "host_bytes": "linked"}
@@ -88,6 +119,8 @@ class Operator(Struct, rename=_KEYS):
     fused: bool = False
     largest: list[int] | None = None
     """Shape of the largest tensor."""
+    each_ms: list[Number] = []
+    """Its time in each of the traced steps."""
 
 
 class DividedOperator(Operator, kw_only=True):
@@ -192,6 +225,13 @@ class Observed(Struct):
     """CPU: time outside of operators in the methods of optimizers: mostly memory that they release."""
     pageable_bytes: Number = 0
     """Bytes copied between the device and memory of the host that is not pinned."""
+    lines: list[LineShare] = []
+    stacks: list[SampledStack] = []
+    """What the samples saw, largest first."""
+    traced_ms: list[Number] = []
+    """The traced steps, without their waits for input; empty: measured by an older recperf."""
+    varies: dict[str, Number] = {}
+    """How much a wait may differ from its mean over the timed steps: half of the 95 % interval over the mean."""
     timeline: TracedStep | None = None
 
 
@@ -316,6 +356,8 @@ class Explanation(Struct, kw_only=True):
     """Operators with their time, counted work and limits, largest first."""
     places: list[PlaceTime] = []
     """Functions, files and lines of the program by limit, with their share of the step, largest first."""
+    stacks: list[SampledStack] = []
+    """What the samples of the stack saw, largest first."""
     advice: list[Advice]
     """Changes that would make the step faster, the largest predicted gain first."""
     step_ms: Percentiles

@@ -4,38 +4,31 @@ them. Torch-free.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from itertools import pairwise
-from linecache import getline
 from statistics import median
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ..units import time as time_text
-from .attribution import divided_ms
 from .operators import COLLECTIVE, CallWork, kind_of_call, limit_of_kernel
-from .places import BACKWARD, Stack, place_in, surrounding
-from .records import DividedOperator, NativeCode, Observed, Operator, PartTime, Place, PlaceShare, PlaceTime, Sampling
-from .timeline import COUNTED, GRAPH, NODE, WAITING, OperatorCall, StepTimes
-from .trace.nesting import NONE, Nesting, TracedSteps, between
-from .trace.read import Host, Trace, summed
-from .trace.regions import TraceStacks
+from .records import Operator, PartTime, Place
+from .timeline import COUNTED, GRAPH, NODE, OperatorCall, StepTimes
+from .trace.nesting import NONE, Nesting, TracedSteps
+from .trace.read import Host, summed
 
-SMALLEST = 0.005
-"""Share of a step from which a place is listed."""
-FEWEST = 10
-"""Samples that tell which frames surround the step; with fewer, its operators tell."""
 FUSED = ("CompiledFxGraph", "Torch-Compiled Region", "triton_")
 """Parts of the names under which the work of fused operators appears."""
 OUTLIER = 4.0
 """A call that took this many times the median of its like was interrupted."""
 NOTICEABLE = 0.02
 """Share of the operators' time from which those with unknown work are listed."""
+EACH = 16
+"""Of more traced steps, so many groups have their own times."""
 
 
-def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
+def operator_rows(times: StepTimes, works: list[CallWork], window: TracedSteps) -> list[Operator]:
     """Operators per step, those of equal name, part and size of work together; `works` are the counted calls of a
     step."""
     fused = _fused(times, works)
@@ -57,6 +50,7 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
             counted=len(counted) == len(members),
             fused=any(id(call) in fused for call, _ in members),
             largest=list(counted[0].largest) if counted and counted[0].largest else None,
+            each_ms=_each(window, [call for call, _ in members]),
         )
         for figure in COUNTED:
             setattr(row, figure, sum(getattr(work, figure) for work in counted) / times.steps)
@@ -66,6 +60,26 @@ def operator_rows(times: StepTimes, works: list[CallWork]) -> list[Operator]:
             call.row = row
         table.append(row)
     return sorted(table, key=lambda row: -row.ms)
+
+
+def traced_ms(window: TracedSteps) -> list[float]:
+    """The lengths of the traced steps, or of groups of them."""
+    return list(_by_group(window, enumerate(window.step_ms())))
+
+
+def _each(window: TracedSteps, calls: list[OperatorCall]) -> list[float]:
+    """The time of calls in ms in each traced step, or group of steps; empty where their steps are not known."""
+    if any(call.index == NONE for call in calls):
+        return []
+    events = window.nesting.events
+    return _by_group(window, ((window.step(events[call.index].start), call.us / 1e3) for call in calls))
+
+
+def _by_group(window: TracedSteps, times: Iterable[tuple[int, float]]) -> list[float]:
+    groups = [0.0] * min(EACH, window.count)
+    for step, ms in times:
+        groups[max(0, step) * len(groups) // window.count] += ms
+    return groups
 
 
 def part_rows(operators: list[Operator]) -> list[PartTime]:
@@ -156,89 +170,3 @@ def name_places(
         call.place = place or inner.get(call.index)
         if call.place:
             inner[nesting.above(nesting.parent[call.index], "op")] = call.place
-
-
-def place_rows(operators: list[DividedOperator], shares: dict[str, float], seen: Observed) -> list[PlaceTime]:
-    """The places of a step by limit, largest first; `share` is that of the step. Operators have their own places, other
-    time those of `seen`, as shares of their limit."""
-    whole = divided_ms(seen.waits, seen.operators)
-    times: defaultdict[tuple[Place, str], float] = defaultdict(float)
-    for row in operators:
-        if row.place and whole:
-            for limit, ms in row.limits.items():
-                times[row.place, limit] += ms / whole
-    for outside in seen.places:
-        times[outside.place, outside.limit] += outside.share * shares[outside.limit]
-    ordered = sorted(times.items(), key=lambda item: -item[1])
-    return [
-        PlaceTime(**asdict(place), limit=limit, share=share, ms=share * whole)
-        for (place, limit), share in ordered
-        if share >= SMALLEST
-    ]
-
-
-def _shares(times: Iterable[tuple[str, Place | None, float]]) -> list[PlaceShare]:
-    """Places outside of operators with their shares of a limit, from the time of each."""
-    limits: defaultdict[str, defaultdict[Place | None, float]] = defaultdict(lambda: defaultdict(float))
-    for limit, place, time in times:
-        limits[limit][place] += time
-    return [
-        PlaceShare(limit, time / sum(places.values()), place, getline(place.file, place.line).strip())
-        for limit, places in limits.items()
-        for place, time in sorted(places.items(), key=lambda item: -item[1])
-        if place and time > 0
-    ]
-
-
-def observer_places(observer: Any) -> Callable[[OperatorCall, Host], tuple[Place | None, bool]]:
-    """A function that returns the place of a call of an Observer's counted step, and whether it is in a backward
-    pass."""
-    around = _around(observer)
-
-    def own(call: OperatorCall, event: Host) -> tuple[Place | None, bool]:
-        positions = call.work.stack if call.work else ()
-        backward = call.work is not None and positions[:1] in ((), (BACKWARD,))
-        return place_in(observer.stacks.stack(positions), around), backward
-
-    return own
-
-
-def _around(observer: Any) -> Stack:
-    """The frames around all of the steps that an Observer saw."""
-    stack = observer.stacks.stack
-    positions = [sample.stack for sample in observer.sampler.samples]
-    if len(positions) < FEWEST and observer.counter:
-        positions = [work.stack for step in observer.counter.steps for work in step if work.stack]
-    return surrounding(Counter(map(stack, positions)), stack(observer.end_stack))
-
-
-def sampled_places(observer: Any) -> tuple[list[PlaceShare], NativeCode, Sampling]:
-    """The places of the time outside of operators, the C code in it, and what sampling cost."""
-    limits, native = observer.sampler.times(observer.counter.positions if observer.counter else ())
-    around = _around(observer)
-    python = sum(limits.get("python", {}).values())
-    times = ((limit, place_in(stack, around), ns) for limit in limits for stack, ns in limits[limit].items())
-    modules = sorted(native, key=lambda name: -native[name])
-    return (
-        [row for row in _shares(times) if row.limit != "ranks"],
-        NativeCode(sum(native.values()) / python if python else 0.0, modules),
-        Sampling(len(observer.sampler.samples), observer.sampler.cost),
-    )
-
-
-def trace_places(trace: Trace, nesting: Nesting, window: TracedSteps, calls: list[OperatorCall]) -> list[PlaceShare]:
-    """Set the places of the calls of a trace, and return those of the time outside of operators, where it has Python
-    stacks. On a device that is the time in which it is idle."""
-    if not trace.python:
-        return []
-    stacks = TraceStacks(trace, nesting, window)
-    name_places(nesting, calls, lambda _, event: stacks.at(event.thread, event.start))
-    host = (event for event in nesting.events if event.kind in ("op", "call"))
-    busy = [(event.start, event.end) for event in host if window.work or event.thread == nesting.thread]
-    busy += [(work.start, work.end) for work in window.activity]
-    covered = [*nesting.inputs, *busy, *((before, after) for (_, before), (after, _) in pairwise(window.steps))]
-    times = [
-        ("blocked" if WAITING.match(event.name) and not window.work else "python", stacks.place(stack), us)
-        for event, stack, us in stacks.times(between(window.begin, window.end, covered))
-    ]
-    return _shares([*times, *(("input", stacks.place(stack), us) for _, stack, us in stacks.times(nesting.inputs))])

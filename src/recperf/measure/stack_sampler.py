@@ -17,15 +17,12 @@ from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from .clocks import ThreadClock
-from .places import LIBRARY, ROOT, USER, Position, Stack, Stacks
+from .places import LIBRARY, OPERATOR, ROOT, SWITCH_NS, USER, Position, Stack, Stacks
 
 COST = 0.009
 """Share of the time that sampling may cost before the next sample; with the last one it stays below 1 %."""
 LEAST_NS, FIRST_NS = 1_000_000, 10_000_000
 """The shortest time between samples, and the time of the first one, whose cost is not known before."""
-SWITCH_NS = 500_000
-"""While the sampler runs, a thread that interprets gives the interpreter away after this time; only a C function keeps
-it longer. By default it would keep it for 5 ms, or until its next operator, which would then get its time."""
 PROMPT, LONG = 0.5 * SWITCH_NS, 2 * SWITCH_NS
 """A sampler that waits less for the interpreter found the thread in a C function that works without it, or off the CPU;
 one that waits longer, in a C function that keeps it."""
@@ -47,6 +44,19 @@ class _Sample(NamedTuple):
     """Whether the thread was off the CPU, and not for want of a core."""
     passing: bool = False
     """Whether the thread went on at once: it only gave the interpreter away for a moment."""
+    step: int = 0
+
+
+class SampledTime(NamedTuple):
+    """Time that a sample stands for."""
+
+    limit: str
+    """What the thread did: a limit, `ranks`, or OPERATOR where it was in operators."""
+    stack: Stack
+    step: int
+    ns: int
+    counts: bool = True
+    """Whether the sample itself is counted here: the time of one may be divided."""
 
 
 class StackSampler:
@@ -58,6 +68,7 @@ class StackSampler:
         self.wall_ns = self.cpu_ns = 0
         """Time in which the sampler was active, and what it took of it."""
         self._pending: list[_Sample] = []
+        self._step = 0
         self._packages: dict[Position, dict[str, str]] = {}
         """The packages of the values that a position may use, by their names."""
         self._thread: Thread | None = None
@@ -86,6 +97,7 @@ class StackSampler:
     def end_step(self, *, keep: bool) -> None:
         """The samples of the step count, or they do not."""
         pending, self._pending = self._pending, []
+        self._step += 1
         self.samples += pending if keep else []
 
     def stop(self) -> None:
@@ -133,7 +145,7 @@ class StackSampler:
             # Such a thread is in a function that works without the interpreter for long, or only for an instant.
             sleep(0)
             passing = self.stacks.position(frame) != at
-        self._pending.append(_Sample(waiting, at, stack, wall, late, off, passing))
+        self._pending.append(_Sample(waiting, at, stack, wall, late, off, passing, self._step))
 
     def _is_off(self) -> bool:
         try:
@@ -142,9 +154,10 @@ class StackSampler:
             # Not Linux, or the thread has ended.
             return False
 
-    def times(self, operators: Iterable[Position]) -> tuple[dict[str, dict[Stack, float]], dict[str, float]]:
-        """Time by limit and stack, and that in C code by package; `operators` are the positions that call operators."""
-        limits: defaultdict[str, defaultdict[Stack, float]] = defaultdict(lambda: defaultdict(float))
+    def times(self, operators: Iterable[Position]) -> tuple[list[SampledTime], dict[str, float]]:
+        """What the samples stand for, and the time in C code by package; `operators` are the positions that call
+        operators."""
+        times: list[SampledTime] = []
         native: defaultdict[str, float] = defaultdict(float)
         positions = set(operators)
         # A thread that lost its core looks as if it stayed: a function that takes long is met again.
@@ -152,7 +165,7 @@ class StackSampler:
         for sample in self.samples:
             stack, file = self.stacks.stack(sample.stack), self.stacks.code(sample.at).co_filename
             if sample.waiting:
-                limits[sample.waiting][stack] += sample.wall
+                times.append(SampledTime(sample.waiting, stack, sample.step, sample.wall))
             elif (
                 sample.passing
                 or (sample.late < PROMPT and not sample.off and stayed[sample.at] < MET)
@@ -161,12 +174,14 @@ class StackSampler:
                 or file.startswith(OPERATORS)
             ):
                 # The operator ended the sampler's wait: until then the thread interpreted what is before it.
-                limits["python"][stack] += min(sample.late, SWITCH_NS, sample.wall)
+                before = min(sample.late, SWITCH_NS, sample.wall)
+                times.append(SampledTime("python", stack, sample.step, before))
+                times.append(SampledTime(OPERATOR, stack, sample.step, sample.wall - before, counts=False))
             else:
-                limits["blocked" if sample.off else "python"][stack] += sample.wall
+                times.append(SampledTime("blocked" if sample.off else "python", stack, sample.step, sample.wall))
                 native["" if sample.off else self._package(sample)] += sample.wall
         native.pop("", None)
-        return dict(limits), dict(native)
+        return times, dict(native)
 
     def _package(self, sample: _Sample) -> str:
         """The package whose C code the thread ran; empty for the interpreter's own."""

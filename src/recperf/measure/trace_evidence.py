@@ -18,10 +18,11 @@ from .limit_kinds import Evidence, limits_by
 from .limits import UNCLEAR, UNDECIDED
 from .operators import CallWork
 from .peaks.records import Peaks
+from .place_shares import trace_places
 from .profile import StepProfile, build_profile
 from .program_facts import facts_of_rows
 from .records import Observed, ObservedSteps, Verdict
-from .rows import operator_rows, part_rows, trace_places, unknown_work
+from .rows import operator_rows, part_rows, traced_ms, unknown_work
 from .timeline import OperatorCall, step_times, traced_step
 from .trace.analyse import analyse, device_name, facts_of, read_one, steps_of
 from .trace.idle import collectives, device_times, lateness, transfers
@@ -118,7 +119,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
     others = number_of(facts_in(trace.header).get("other_work"))
     if not works.sized and times.calls:
         notes.append("the trace has no sizes; record_shapes=True gives the work of operators")
-    operators = operator_rows(times, [])
+    operators = operator_rows(times, [], window)
     notes += [*(unknown_work(operators) if works.sized else ()), *lateness(collectives(nesting, window))]
     if not trace.python and not window.work:
         notes.append("python and blocked cannot be distinguished without stacks; with_stack=True records them")
@@ -133,6 +134,7 @@ def observed(trace: Trace, nesting: Nesting, window: TracedSteps, ceilings: Ceil
         notes=notes,
         places=places,
         pageable_bytes=sum(row.bytes for row in transfers(window) if row.pinned is False),
+        traced_ms=traced_ms(window),
         timeline=traced_step(nesting, window, times, operators),
     )
 

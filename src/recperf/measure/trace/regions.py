@@ -120,7 +120,7 @@ class TraceStacks:
         self._threads = {thread: Innermost(events, nesting.rounding) for thread, events in threads.items()}
         self._frames: dict[str, Frame | None] = {}
         self._stacks = {thread: self._all(events) for thread, events in self._threads.items()}
-        self._around = surrounding(summed((stack, us) for _, stack, us in self.times(window.steps)))
+        self._around = surrounding(summed((stack, us) for _, stack, _, us in self.times(window.steps)))
 
     def _all(self, events: Innermost) -> list[tuple[Stack, bool]]:
         """The stack of every event, and whether only a backward pass is inside of it."""
@@ -152,19 +152,19 @@ class TraceStacks:
     def place(self, stack: Stack) -> Place | None:
         return place_in(stack, self._around)
 
-    def times(self, stretches: list[tuple[float, float]]) -> Iterator[tuple[Host, Stack, float]]:
-        """The time of the steps' thread in some disjoint stretches: the innermost event, its stack and us."""
+    def times(self, stretches: list[tuple[float, float]]) -> Iterator[tuple[Host, Stack, float, float]]:
+        """The time of the steps' thread in some disjoint stretches: the innermost event, its stack, a moment and us."""
         if self._thread not in self._threads:
             return
         events, stacks, cover = self._threads[self._thread].events, self._stacks[self._thread], Cover(stretches)
         opened: list[int] = []
         cursor = 0.0
 
-        def until(time: float) -> Iterator[tuple[Host, Stack, float]]:
+        def until(time: float) -> Iterator[tuple[Host, Stack, float, float]]:
             nonlocal cursor
             us = cover.of(cursor, time)
             if us > 0 and opened:
-                yield events[opened[-1]], stacks[opened[-1]][0], us
+                yield events[opened[-1]], stacks[opened[-1]][0], time, us
             cursor = max(cursor, time)
 
         for index, event in enumerate([*events, None]):

@@ -130,6 +130,16 @@ def percent(share: float | None, digits: int | None = None) -> str:
     return f"{share:.{digits}%}"
 
 
+def ends(low: float | None, high: float | None) -> str:
+    """The interval of a share; nothing where an older recperf measured it."""
+    return "" if low is None or high is None else f"{percent(low)} – {percent(high)}"
+
+
+def between(share: float, low: float | None, high: float | None) -> str:
+    """A share with its interval."""
+    return f"{percent(share)} ({ends(low, high)})" if low is not None else percent(share)
+
+
 def gain(ratio: float | None, range_: Sequence[float] | None = None) -> str:
     """How many times faster, with its range where that is known."""
     if ratio is None:

@@ -73,6 +73,7 @@ def sections_of(
         *([] if advice is None else [Section("advice", "What to change", advice_blocks(advice))]),
         Section("shares", "Where the time goes", shares),
         Section("limits", "What limits the step", [*because, *doubts, *evidence]),
+        *timeline.flame(step.stacks, step.step_ms.p50),
         Section("operators", "Operators", operator_blocks(step.operators)),
     ]
 
@@ -95,7 +96,10 @@ def report_of_step(
     facts: list[tuple[str, str | Cell]] = [("limit", headline(verdict)), *([("", second)] if second else [])]
     facts += [("doubt", "; ".join(verdict.doubts))] if verdict.doubts else []
     facts += [
-        ("" if index else "places", f"{place_text(row, width=60)}: {fmt.percent(row.share)}, {row.limit}")
+        (
+            "" if index else "places",
+            f"{place_text(row, width=60)}: {fmt.between(row.share, row.low, row.high)}, {row.limit}",
+        )
         for index, row in enumerate(step.places[:PLACES])
     ]
     facts += [*advice_facts(advice), *([(unseen[0], "; ".join(unseen[1]))] if unseen[1] else [])]
@@ -139,8 +143,14 @@ def share_blocks(shares: dict[str, float], whole: float) -> list[Block]:
 
 def place_blocks(places: list[PlaceTime]) -> list[Block]:
     """The places of the program that take most of the step."""
-    rows = [cells(place_text(row, width=60), row.limit, fmt.percent(row.share), fmt.time(row.ms)) for row in places]
-    return [Table(("place", "limit", "share", "time"), rows, left=(1,), top=PLACES)] if rows else []
+    rows = [
+        cells(
+            place_text(row, width=60), row.limit, fmt.percent(row.share), fmt.ends(row.low, row.high), fmt.time(row.ms)
+        )
+        for row in places
+    ]
+    head = ("place", "limit", "share", "95% interval", "time")
+    return [Table(head, rows, left=(1,), top=PLACES)] if rows else []
 
 
 def operator_blocks(operators: list[DividedOperator]) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import floor, log10
@@ -9,13 +10,17 @@ from textwrap import wrap
 
 from ...errors import DataError
 from ...measure.limit_kinds import LIMITS
-from ...measure.places import place_text
-from ...measure.records import DividedOperator, TracedCall, TracedStep
+from ...measure.places import OPERATOR, place_text
+from ...measure.records import DividedOperator, SampledStack, TracedCall, TracedStep
 from ...measure.timeline import DEVICE, HOST, INPUT, OTHERS
 from ...measure.trace.nesting import between, merged
+from ...measure.trace.read import grouped, summed
 from . import formats as fmt
 from .blocks import Lane, Report, Section, Stretch, Timeline
 from .svg import Sheet, svg_file
+
+DEEPEST = 12
+"""Frames of a stack that are drawn, innermost first: outer ones are the same in all."""
 
 LANES = (INPUT, HOST, OTHERS, DEVICE)
 MOST = 1600
@@ -65,6 +70,48 @@ def block(step: TracedStep, operators: Sequence[DividedOperator], plain_ms: floa
     )
 
 
+def flame(stacks: Sequence[SampledStack], step_ms: float) -> list[Section]:
+    """The section with the sampled stacks as a flame graph: a frame is as wide as the share of the samples inside it,
+    and what the thread did is below its innermost frame."""
+    stacks = [one for one in stacks if one.frames]
+    if not stacks:
+        return []
+    first, last = min(one.frames for one in stacks), max(one.frames for one in stacks)
+    differs = (at for at, (one, other) in enumerate(zip(first, last)) if one != other)
+    shared = next(differs, min(len(first), len(last)))
+    levels: dict[int, list[Stretch]] = defaultdict(list)
+
+    def draw(members: list[SampledStack], level: int, start: float) -> None:
+        for name, group in grouped(members, lambda one: _frame(one, shared + level)).items():
+            width = 100 * sum(one.share for one in group)
+            limits = summed((one.limit, one.share) for one in group)
+            most = max(limits, key=lambda limit: limits[limit])
+            samples = sum(one.samples for one in group)
+            text = f"{name} · {fmt.percent(width / 100)} of the time · {samples:,} samples · {most}"
+            levels[level].append(Stretch(start, width, _colour(most), text, fmt.short(name, 60)))
+            deeper = [one for one in group if len(one.frames) >= shared + level + 1]
+            if deeper and level < DEEPEST:
+                draw(deeper, level + 1, start)
+            start += width
+
+    draw(sorted(stacks, key=lambda one: (one.frames, one.limit)), 0, 0.0)
+    samples = sum(one.samples for one in stacks)
+    shown = {one.limit for one in stacks}
+    block = Timeline(
+        label=f"Stacks of Python in {samples:,} samples",
+        caption=f"Where the thread of the steps was in {samples:,} samples: callers above, what they called below.",
+        us=1e3 * step_ms,
+        lanes=[Lane("", stretches) for _, stretches in sorted(levels.items())],
+        legend=[(limit, _colour(limit)) for limit in (*LIMITS, OPERATOR) if limit in shown],
+    )
+    return [Section("stacks", "Stacks", [block])]
+
+
+def _frame(stack: SampledStack, at: int) -> str:
+    """A frame of a stack, or what the thread did in its innermost one."""
+    return stack.frames[at] if at < len(stack.frames) else stack.limit
+
+
 def _python(step: TracedStep) -> Iterator[Stretch]:
     """The time between the calls of the steps' thread in which nothing of the step ran on the host."""
     on_host = [(call.start_us, call.start_us + call.us) for call in step.calls if call.lane != DEVICE]
@@ -104,7 +151,8 @@ def picture_of(report: Report) -> str:
     if report.key == "bench" and report.picture:
         sheet: Sheet = report.picture.draw()
         return sheet.file(report.verdict)
-    blocks = [block for section in report.sections for block in section.blocks if isinstance(block, Timeline)]
+    steps = (section for section in report.sections if section.key == "timeline")
+    blocks = [block for section in steps for block in section.blocks if isinstance(block, Timeline)]
     if not blocks:
         raise DataError("there is no traced step to draw", fix="measure it again: older records have none")
     limit = dict(report.facts).get("limit", report.verdict)
