@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import recperf
 from recperf.cli import main
-from recperf.execution import step_profile, trials
+from recperf.execution import source_rules, step_profile, trials
 from recperf.execution.script import Program, ScriptOutcome
 from recperf.execution.trials import Compared, NotTried, Trials, interval
 from recperf.measure import advice_rules, observing
@@ -59,6 +59,7 @@ def advised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every profile is short and advises one thread."""
     monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
     monkeypatch.setattr(advice_rules, "RULES", (lambda evidence: replace(ADVICE),))
+    monkeypatch.setattr(source_rules, "RULES", ())
     monkeypatch.setattr(sys, "stdin", StringIO("input"))
     monkeypatch.chdir(tmp_path)
 

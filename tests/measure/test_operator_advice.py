@@ -280,6 +280,18 @@ def test_the_shape_of_a_product_in_both_passes() -> None:
             assert (rules.product_shape(facts_of(small, backward)) is not None) is advised
 
 
+def test_a_softmax_over_a_catalogue() -> None:
+    softmax = row("_log_softmax", 30.0, largest=[64, 50_000])
+    scores = row("mm", 20.0, kind="product", largest=[64, 50_000])
+    of_optimizer = row("add", 9.0, largest=[50_000, 16], part="optimizer SGD.step")
+    advice = one(rules.catalogue_softmax(facts_of(softmax, scores, of_optimizer)))
+    # Of the 50 ms remain those of twice 512 items of 50,000.
+    assert after(advice) == pytest.approx(100 - 50 + 50 * 1024 / 50_000)
+    assert (advice.settings, "over 50,000 items" in advice.seen, "another loss" in advice.changes) == ({}, True, True)
+    assert rules.catalogue_softmax(facts_of(row("_log_softmax", 30.0, largest=[64, 999]))) is None
+    assert rules.catalogue_softmax(facts_of(row("_softmax", 30.0, largest=[64, 50_000]))) is None
+
+
 def test_attention() -> None:
     softmax = row("_softmax", 10.0, calls=2, part="attend")
     products = row("bmm", 20.0, calls=4, part="attend", flops=3e8, kind="product")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from .program_source import Source, with_edits
+
 LOADER = ("torch.utils.data.DataLoader",)
 OPTIMIZERS = tuple(f"torch.optim.{kind}" for kind in ("Adam", "AdamW", "SGD", "Adagrad"))
 POSITIONS = {"num_workers": 5, "pin_memory": 7}
@@ -31,7 +33,7 @@ def edited(source: str, settings: dict[str, Any]) -> tuple[str, set[str]]:
     made = set()
     for name, value in settings.items():
         try:
-            changed = _Source(source).change(name, value)
+            changed = _Changed(source).change(name, value)
         except SyntaxError:
             continue
         if changed != source:
@@ -52,13 +54,8 @@ def _lines(text: str) -> list[str]:
     return [line for line in text.replace("\n", "\n\0").split("\0") if line]
 
 
-class _Source:
-    """The text of a file and its syntax tree."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tree = ast.parse(text)
-        self.names = dict(_imports(self.tree))
+class _Changed(Source):
+    """A source that writes changes of settings."""
 
     def change(self, name: str, value: Any) -> str:
         """The text with a change; the same text where there is no place for it."""
@@ -70,25 +67,21 @@ class _Source:
             return self._with_call(function, argument(value))
         return self._with_compiled_model() if name == "compile" else self.text
 
-    def _calls(self, functions: Iterable[str]) -> list[ast.Call]:
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
-        return [call for call in calls if self._dotted(call.func) in set(functions)]
-
     def _with_arguments(self, functions: Iterable[str], arguments: dict[str, str]) -> str:
         """The text with arguments of calls: in place of those that they have, or after their last one."""
         edits: list[tuple[tuple[int, int], str]] = []
-        for call in self._calls(functions):
+        for call in self.calls(*functions):
             if any(isinstance(one, ast.Starred) for one in call.args) or any(not one.arg for one in call.keywords):
                 continue
-            ends = [self._span(one)[1] for one in (*call.args, *(one.value for one in call.keywords))]
-            close, added = self._span(call)[1] - 1, []
+            ends = [self.span(one)[1] for one in (*call.args, *(one.value for one in call.keywords))]
+            close, added = self.span(call)[1] - 1, []
             for name, value in arguments.items():
                 node = ast.parse(value, mode="eval").body
                 if has := next((one for one in call.keywords if one.arg == name), None):
-                    edits.append((self._span(has.value), value))
+                    edits.append((self.span(has.value), value))
                     has.value = node
                 elif (place := POSITIONS.get(name, len(call.args))) < len(call.args):
-                    edits.append((self._span(call.args[place]), value))
+                    edits.append((self.span(call.args[place]), value))
                     call.args[place] = node
                 else:
                     added.append(f"{name}={value}")
@@ -104,8 +97,8 @@ class _Source:
 
     def _with_call(self, function: str, argument: str) -> str:
         """The text with one call of a function of torch, after the imports; where it has one, with this argument."""
-        if calls := self._calls([f"torch.{function}"]):
-            begin, end = self._span(calls[0].args[0]) if len(calls[0].args) == 1 else (0, 0)
+        if calls := self.calls(f"torch.{function}"):
+            begin, end = self.span(calls[0].args[0]) if len(calls[0].args) == 1 else (0, 0)
             return self.text[:begin] + argument + self.text[end:] if end and len(calls) == 1 else self.text
         torch = next((name for name, full in self.names.items() if full == "torch"), None)
         imports = [node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -115,7 +108,7 @@ class _Source:
         """The text with a compiled model: the one whose parameters an optimizer gets."""
         for node in ast.walk(self.tree):
             call = node.value if isinstance(node, ast.Assign) else None
-            if isinstance(call, ast.Call) and (self._dotted(call.func) or "").startswith("torch.optim.") and call.args:
+            if isinstance(call, ast.Call) and (self.dotted(call.func) or "").startswith("torch.optim.") and call.args:
                 got = call.args[0]
                 if isinstance(got, ast.Call) and isinstance(got.func, ast.Attribute) and got.func.attr == "parameters":
                     return self._after(node, f"{ast.unparse(got.func.value)}.compile()")
@@ -123,44 +116,12 @@ class _Source:
 
     def _after(self, statement: ast.AST, line: str) -> str:
         """The text with a further statement after this one, on a line of its own."""
-        at = self._span(statement)[1]
-        end = at + len(self.text[at:].partition("\n")[0])
-        indent = self.text[: self._span(statement)[0]].rpartition("\n")[2]
-        text = f"{self.text[:end]}\n{indent}{line}{self.text[end:]}"
+        text = with_edits(self.text, [self.after(statement, line)])
+        indent = self.indent(statement)
         before, after = ast.unparse(self.tree).splitlines(), (_parsed(text) or "").splitlines()
         changed = [row for row in difflib.ndiff(before, after) if row[0] in "+-"]
         only = [f"+ {indent}{_parsed(line)}".split()]
         return text if [row.split() for row in changed] == only else self.text
-
-    def _span(self, node: Any) -> tuple[int, int]:
-        """Where a node begins and ends in the text, in characters; syntax trees count bytes of UTF-8."""
-        lines = self.text.split("\n")
-
-        def at(number: int, column: int) -> int:
-            return sum(len(line) + 1 for line in lines[: number - 1]) + len(
-                lines[number - 1].encode()[:column].decode()
-            )
-
-        return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
-
-    def _dotted(self, node: ast.expr) -> str | None:
-        """The full name of a function, as far as imports tell it."""
-        if isinstance(node, ast.Name):
-            return self.names.get(node.id)
-        if isinstance(node, ast.Attribute) and (before := self._dotted(node.value)):
-            return f"{before}.{node.attr}"
-        return None
-
-
-def _imports(tree: ast.AST) -> Iterable[tuple[str, str]]:
-    """What names mean that are imported."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for one in node.names:
-                yield (one.asname, one.name) if one.asname else (one.name.split(".")[0],) * 2
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for one in node.names:
-                yield one.asname or one.name, f"{node.module}.{one.name}"
 
 
 def _parsed(text: str) -> str | None:

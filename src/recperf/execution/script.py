@@ -34,6 +34,7 @@ from ..runs.step_report import Report
 from .learning import Watch
 from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_function, patched_path
 from .side_effects import SideEffects
+from .source_rules import advise_on_sources
 from .step_profile import Profiler
 
 MAIN = "__main__:"
@@ -97,6 +98,8 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
     own = {Path(name).resolve() for name in names if name and Stacks().file(name)[0] == USER}
     outcome.files = [script, *sorted(one for one in own if one.suffix == ".py")]
     _conclude(program, profiler, hooks, outcome)
+    if outcome.report is not None:
+        advise_on_sources(outcome.report, outcome.files)
     return outcome
 
 

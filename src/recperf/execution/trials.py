@@ -31,6 +31,7 @@ from .fixes import difference
 from .program_changes import RESULTS, SEARCHED, changes_text
 from .program_edits import diff, edited
 from .script import Program, ScriptOutcome
+from .source_rules import EDITS, sources_of
 from .trial_processes import NotTried, Nursery, Side, refused
 
 LEAST_S, PART = 60.0, 0.5
@@ -164,6 +165,7 @@ class Trials(ExitStack):
             names = ", ".join(one.name for one in gaining)
             settings = {name: value for one in reversed(gaining) for name, value in one.settings.items()}
             whole = Advice(ALL, f"{names} together.", "; ".join(one.change for one in gaining), settings=settings)
+            whole.changes = "; ".join(dict.fromkeys(filter(None, map(_changes, gaining))))
             if self.try_one(whole, say, most=MOST):
                 gaining.insert(0, whole)
             advice.append(whole)
@@ -214,12 +216,13 @@ class Trials(ExitStack):
         best = next((one for one in advice if one.status == "tried"), None)
         settings = best.settings if best else {}
         sources: dict[str, str] = {}
-        diffs, made = [], set[str]()
+        diffs, made = [], {name for name in settings if name.startswith(EDITS)}
+        with_rules = sources_of(settings)
         for file in self.outcome.files:
             with suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8", newline="") as stream:
                 before = stream.read()
-                after, names = edited(before, settings)
-                if names:
+                after, names = edited(with_rules.get(str(file), before), settings)
+                if after != before:
                     sources[str(file)] = after
                     diffs.append(diff(file, before, after))
                     made |= names
@@ -260,7 +263,7 @@ class Trials(ExitStack):
 
     def _write(self, one: Advice, result: Compared) -> None:
         one.measured_gain, one.measured_range, one.measured_ms = result.gain, result.range, result.step_ms
-        changes = next((text for what, text in RESULTS.items() if what in one.change + one.seen), None)
+        changes = _changes(one)
         differs = difference(result.unchanged_losses, result.losses) if result.losses else None
         if differs is None:
             losses = "no losses were seen to compare"
@@ -328,7 +331,8 @@ class Trials(ExitStack):
             sides = []
             for each in settings:
                 nursery = self.nursery(each.get("keep_memory", {}))
-                sides.append(Side(nursery, self.program, each, warm_ups, self.folder, self.anywhere))
+                changed = {"sources": sources_of(each), **each}
+                sides.append(Side(nursery, self.program, changed, warm_ups, self.folder, self.anywhere))
                 stack.callback(sides[-1].end)
                 # A signal that ends this process at once.
                 stack.enter_context(FLAG.before_exit(sides[-1].end))
@@ -337,6 +341,11 @@ class Trials(ExitStack):
 
 def _gain(one: Advice) -> float:
     return 0.0 if one.status == "rejected" else one.measured_gain or 0.0
+
+
+def _changes(one: Advice) -> str:
+    """What a change does not keep; empty where it keeps the results."""
+    return one.changes or next((text for what, text in RESULTS.items() if what in one.change + one.seen), "")
 
 
 def _order(one: Advice) -> float:

@@ -20,7 +20,7 @@ from .attribution import attribute
 from .ceilings import Ceilings
 from .limits import decide
 from .place_shares import place_rows
-from .program_facts import KEEPING, optimizer_of
+from .program_facts import KEEPING, SMALLEST_TABLE, optimizer_of
 from .records import Advice, Experiment, Explanation, Observed, OptimizerFacts, ProgramFacts
 from .trace.read import grouped, summed
 
@@ -42,6 +42,8 @@ FUSED_ATTENTION = 0.6
 """Part of the rate of products that a fused attention kernel is taken to reach. A convention: it was not measured."""
 LOOKUPS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only", "index_select", "index")
 """Operators that read random rows and write none."""
+SAMPLED = 512
+"""Items beside the targets in a sampled softmax. A convention."""
 FAR = 0.3
 """A product below this share of its ceiling has a shape that suits no kernel."""
 
@@ -242,6 +244,26 @@ def attention(evidence: AdviceFacts) -> Advice | None:
     return evidence.advice("attention", seen, change, goes, min(goes, least / FUSED_ATTENTION))
 
 
+def catalogue_softmax(evidence: AdviceFacts) -> Advice | None:
+    """A softmax over every item of a catalogue, with the products that make its scores."""
+    softmax = [row for row in evidence.operators if row.name.startswith("aten::_log_softmax") and row.largest]
+    items = max((row.largest[-1] for row in softmax if row.largest), default=0)
+    if items < SMALLEST_TABLE:
+        return None
+    rows = [row for row in evidence.operators if items in (row.largest or ()) and not optimizer_of(row.part)]
+    goes = sum(row.ms for row in rows)
+    seen = (
+        f"A softmax over {items:,} items: its scores, their products and gradients take {evidence.cost(goes, softmax)}."
+    )
+    change = (
+        f"items = torch.cat([target, torch.randint({items}, ({SAMPLED},))]); "
+        "F.cross_entropy(hidden @ weight[items].T, torch.arange(len(target)))"
+    )
+    advice = evidence.advice("catalogue softmax", seen, change, goes, goes * min(1.0, 2 * SAMPLED / items))
+    note = "it is another loss: a softmax over the targets of the batch and sampled items"
+    return advice and replace(advice, changes="the results: another loss", note=note)
+
+
 def repeated_passes(evidence: AdviceFacts) -> Advice | None:
     """Element-wise operators that each pass over memory; the optimizer's have their own rule."""
     if evidence.facts.compiled:
@@ -327,6 +349,6 @@ def page_faults(evidence: AdviceFacts) -> Advice | None:
 
 
 RULES: tuple[Callable[[AdviceFacts], Advice | None], ...] = (
-    dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, *RULES_OF_THE_HOST,
-    repeated_passes, wide_rows, repeated_rows, huge_pages, page_faults,
+    dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, catalogue_softmax,
+    *RULES_OF_THE_HOST, repeated_passes, wide_rows, repeated_rows, huge_pages, page_faults,
 )  # fmt: skip

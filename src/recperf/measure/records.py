@@ -288,6 +288,8 @@ class Advice(Struct):
     note: str | None = None
     settings: dict[str, Any] = {}
     """What a trial changes in a program from outside; empty where only its author can."""
+    changes: str = ""
+    """What the change does not keep, where a rule knows it."""
 
 
 class OptimizerFacts(Struct):

@@ -1,0 +1,140 @@
+"""Advice from the source of a program: rules look for what costs time in its syntax tree, at lines that a profile has
+measured. Where a rule can, it writes the change as an edit, which trials measure. Torch-free.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..measure.advice import NOTICEABLE
+from ..measure.places import place_text
+from ..measure.records import Advice, Place, PlaceTime
+from ..runs.step_report import Report
+from . import source_inputs, source_models, source_steps
+from .program_source import Edit, Source, keeps, with_edits
+from .source_findings import Finding
+
+EDITS = "edits "
+"""Begins the names of settings that are edits."""
+RULES: tuple[Callable[[Source], Iterator[Finding]], ...] = (
+    *source_steps.RULES, *source_inputs.RULES, *source_models.RULES,
+)  # fmt: skip
+REMAINS = 0.02
+"""Of a step, what is left of the time at a line at the end of a prediction's range. A convention."""
+SMALL = 0.01
+"""A line that takes a smaller share of the step stays as it is."""
+SAME = {"reports": "reports", "float64": "precision", "unique": "duplicates"}
+"""Advice from the source that takes the place of another about the same."""
+
+
+def advise_on_sources(report: Report, files: Iterable[Path]) -> None:
+    """Add what the rules say about the files of a program to the advice of its report, the most time first."""
+    findings: defaultdict[str, list[tuple[Finding, float, Place]]] = defaultdict(list)
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError, SyntaxError, RecursionError):
+            with file.open(encoding="utf-8", newline="") as stream:
+                source = Source(stream.read(), str(file))
+            times = _Times(report, source)
+            for rule in RULES:
+                for finding in rule(source):
+                    share = times.of(finding)
+                    if share >= SMALL or finding.always:
+                        findings[finding.name].append((finding, share, times.place(finding)))
+    advice = [one for rows in findings.values() if (one := _advice(rows, report)) is not None]
+    replaced = {SAME.get(one.name) for one in advice if one.settings}
+    others = [one for one in report.advice or [] if one.name not in replaced]
+    report.advice = sorted([*advice, *others], key=lambda one: -(one.predicted_gain or 0.0))
+
+
+def _advice(rows: list[tuple[Finding, float, Place]], report: Report) -> Advice | None:
+    """One advice of all that a rule found; edits of parts of the same text exclude each other."""
+    possible = [row for row in rows if row[0].edits] or rows
+    possible.sort(key=lambda row: -row[1])
+    finding, _, place = possible[0]
+    share = min(1.0 - REMAINS, sum(share for _, share, _ in possible))
+    if share < NOTICEABLE and not finding.always:
+        return None
+    where = f", first at {place_text(place)}" if len(possible) > 1 else f": {place_text(place)}"
+    cost = f", {share:.0%} of the step" if share >= SMALL else ""
+    advice = Advice(finding.name, f"{finding.seen}{where}{cost}.", finding.change, changes=finding.changes)
+    if share >= SMALL:
+        advice.predicted_gain = 1 / (1 - share * (1 - REMAINS))
+        advice.predicted_range = [1 / (1 - share / 2), 1 / (1 - share * (1 - REMAINS))]
+    if finding.edits:
+        edits = [list(edit) for found, _, _ in possible for edit in found.edits]
+        advice.settings = {f"{EDITS}{finding.name}": edits}
+        if not all(keeps(*pair) for pair in _texts(advice.settings).values()):
+            return None
+    else:
+        advice.note = finding.reason
+    return advice
+
+
+class _Times:
+    """What the lines of a file take of a step."""
+
+    def __init__(self, report: Report, source: Source) -> None:
+        self.source = source
+        self.file = source.path
+        self.places = [one for one in report.places if self._is_here(one)]
+        self.operators = report.operators
+        self.whole = sum(report.waits.values()) + sum(row.ms for row in report.operators)
+
+    def _is_here(self, place: PlaceTime) -> bool:
+        return self.file == place.file or self.file.endswith(f"/{place.file.removeprefix('…/')}")
+
+    def of(self, finding: Finding) -> float:
+        """The share of the step of the lines of a finding, with those of the functions that they call."""
+        lines: set[int] = set()
+        for node in finding.nodes:
+            lines |= self._lines(node)
+        share = sum(one.share for one in self.places if one.line in lines)
+        if finding.works == "float64":
+            share = sum(row.ms for row in self.operators if row.precision == "float64") / (self.whole or 1.0)
+        return share
+
+    def _lines(self, node: Any, depth: int = 2) -> set[int]:
+        lines = set(range(node.lineno, node.end_lineno + 1))
+        for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+            function = self.source.function(call.func)
+            if depth and function is not None and function not in self.source.above(node):
+                lines |= self._lines(function, depth - 1)
+        return lines
+
+    def place(self, finding: Finding) -> Place:
+        """The line of a finding that takes most."""
+        lines: set[int] = set()
+        for node in finding.nodes:
+            lines |= self._lines(node)
+        here = [one for one in self.places if one.line in lines]
+        if here:
+            most = max(here, key=lambda one: one.share)
+            return Place(most.function, most.file, most.line)
+        line = min((edit.begin for edit in finding.edits), default=0)
+        number = min(lines, default=self.source.text.count("\n", 0, line) + 1)
+        return Place("<module>", Path(self.file).name, number)
+
+
+def sources_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of files with the edits that settings hold."""
+    return {path: after for path, (_, after) in _texts(settings).items()}
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The files that edits change, before and after."""
+    edits: defaultdict[str, list[Edit]] = defaultdict(list)
+    for name, value in settings.items():
+        if name.startswith(EDITS):
+            for one in value:
+                edits[one[0]].append(Edit(*one))
+    result = {}
+    for path, changes in edits.items():
+        with open(path, encoding="utf-8", newline="") as stream:
+            text = stream.read()
+        result[path] = text, with_edits(text, changes)
+    return result

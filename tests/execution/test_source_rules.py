@@ -1,0 +1,64 @@
+"""Rules over the source of a program: what they find in planted programs, and that their edits train the same."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from planted_programs import PROGRAMS, PlantedProgram
+
+from recperf.execution.source_rules import advise_on_sources, sources_of
+from recperf.measure.records import Advice, PlaceTime
+
+
+def advised(script: Path, line: str, share: float = 0.5) -> list[Advice]:
+    """What the rules say about a program where a line takes this share of the step."""
+    lines = script.read_text().splitlines()
+    place = PlaceTime("f", script.name, 1 + next(n for n, text in enumerate(lines) if line in text), limit="python",
+                      share=share, ms=1.0)  # fmt: skip
+    double = SimpleNamespace(precision="float64", ms=1.0)
+    report: Any = SimpleNamespace(places=[place], operators=[double], waits={}, advice=[])
+    advise_on_sources(report, [script])
+    return report.advice  # type: ignore[no-any-return]
+
+
+def losses(text: str, steps: int = 3) -> list[float]:
+    """The losses of a program from the same seeds."""
+    random.seed(0)
+    numpy.random.seed(0)
+    threads, found = torch.get_num_threads(), []
+    backward = torch.Tensor.backward
+
+    def recorded(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        found.append(float(loss.detach()))
+        backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", recorded)
+        try:
+            exec(compile(text.replace("STEPS", str(steps)), "<program>", "exec"), {"__name__": "__main__"})
+        finally:
+            torch.set_num_threads(threads)
+            torch.autograd.set_detect_anomaly(False)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_a_planted_defect_is_found_and_its_edit_trains_the_same(program: PlantedProgram, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(program.text)
+    advice = {one.name: one for one in advised(script, program.slow)}
+    one = advice[program.advice]
+    (text,) = sources_of(one.settings).values()
+    assert text != program.text
+    before, after = losses(program.text), losses(text)
+    assert len(after) == len(before) >= 3
+    assert bool(one.changes) or program.same
+    if program.same:
+        assert after == pytest.approx(before, rel=1e-5)
