@@ -20,6 +20,9 @@ from torch import Tensor
 from ..data.next_item import NextItemData, Targets
 from ..ops.catalogue_softmax import Masks
 from ..ops.catalogue_softmax import top as highest
+from ..ops.followers import Followed, PairCounts
+from ..ops.followers import choose as choose_followers
+from ..ops.followers.reference import ranges
 from ..stop import poll
 from .ranking import REPEATS, TOP, RecentShares, gains, repeated_share
 from .sparse_ranks import Hidden, added_up, rank_by_counts, ranked_sums
@@ -161,7 +164,7 @@ def histories(data: NextItemData, targets: Targets, last: int | None = None) -> 
     begins_N, ends_N = data.offsets_U1[targets.users_N], targets.positions_N
     if last is not None:
         begins_N = np.maximum(begins_N, ends_N - last)
-    return _ranges(begins_N, ends_N - begins_N)
+    return ranges(begins_N, ends_N - begins_N)
 
 
 def seen_by_default(data: NextItemData) -> Seen:
@@ -184,13 +187,6 @@ def training_events(data: NextItemData) -> NDArray[np.bool_]:
 def item_counts(data: NextItemData) -> NDArray[np.int64]:
     """How many training events each item has, by column."""
     return np.bincount(data.items_E[training_events(data)], minlength=data.items + 1)[1:]
-
-
-def _ranges(begins_N: Longs, lengths_N: Longs) -> tuple[Longs, Longs]:
-    """The members of ranges of numbers, one range after the other: which range each belongs to, and the number."""
-    ranges_P = np.repeat(np.arange(len(lengths_N)), lengths_N)
-    shifts_N = begins_N - (np.cumsum(lengths_N) - lengths_N)
-    return ranges_P, np.arange(len(ranges_P)) + shifts_N[ranges_P]
 
 
 def _blocks(lengths_N: Longs, most: int) -> Iterator[tuple[int, int]]:
@@ -216,8 +212,8 @@ ENTRIES = 1 << 22
 """Entries of a matrix that are added up at a time."""
 PAIRS = 1 << 20
 """Pairs of items that are counted at a time."""
-SPARSE = 16
-"""Pairs are counted by sorting them where the matrix has more than this many entries for each."""
+SHARED_OUT = 64
+"""So many times as many are shared out to threads, each of which has a sum for every item."""
 FEW, ROW = 8, 64
 """Targets with entries for at most one in so many items are ranked by these alone; what a target costs, in entries."""
 KEPT_BYTES = 1 << 29
@@ -293,7 +289,7 @@ class ItemRows:
 
     def entries(self, rows_P: Longs, places_P: Longs, damping: float) -> tuple[Longs, NDArray[np.int32], Floats]:
         """All entries of some rows: the place given for the row, the column and the value."""
-        part_W, entries_W = _ranges(self.offsets_R1[rows_P], np.diff(self.offsets_R1)[rows_P])
+        part_W, entries_W = ranges(self.offsets_R1[rows_P], np.diff(self.offsets_R1)[rows_P])
         divisors_P = (self.totals_R**damping)[rows_P]
         return places_P[part_W], self.columns_W[entries_W], self.weights_W[entries_W] / divisors_P[part_W]
 
@@ -371,11 +367,10 @@ class Followers:
     """Where the training events of each item are, so that what follows it can be counted: 5 bytes an event."""
 
     data: NextItemData
-    after_E: NDArray[np.uint8]
-    """Training events of the same user after each training event, at most LAST."""
-    events_P: NDArray[np.int32]
-    """Events that others follow, by item, in their order."""
+    events: Followed
+    """With training events of the same user after each training event, at most LAST."""
     offsets_I1: Longs
+    """Where the events of each item begin."""
 
     @staticmethod
     def of(data: NextItemData) -> Followers:
@@ -387,7 +382,8 @@ class Followers:
         events_P = np.flatnonzero(after_E).astype(np.int32)
         items_P = data.items_E[events_P]
         offsets_I1 = np.cumsum(np.bincount(items_P, minlength=data.items + 1))
-        return Followers(data, after_E, events_P[np.argsort(items_P, kind="stable")], offsets_I1)
+        events_P = events_P[np.argsort(items_P, kind="stable")]
+        return Followers(data, Followed(data.items, data.items_E, after_E, events_P), offsets_I1)
 
     @property
     def most_I(self) -> Longs:
@@ -400,65 +396,16 @@ class Followers:
         room, filled, most_R = self.most_I[items_R], 0, LAST * np.diff(self.offsets_I1)[items_R]
         columns_W, weights_W = np.empty(room.sum(), np.int32), np.empty(room.sum())
         lengths_R, totals_R = np.zeros(len(items_R), np.int64), np.zeros(len(items_R))
-        for first, stop in _blocks(most_R, PAIRS):
+        (body, _), weights_D = choose_followers(), np.array([decay**more for more in range(LAST)])
+        for first, stop in _blocks(most_R, SHARED_OUT * PAIRS):
             poll()
-            rows_W, columns, counts = self._counted(items_R[first:stop], decay)
+            begins_R, ends_R = self.offsets_I1[items_R[first:stop]], self.offsets_I1[items_R[first:stop] + 1]
+            rows_W, columns, counts = body.count(self.events, begins_R, ends_R, weights_D, pairs=PAIRS)
             columns_W[filled : filled + len(columns)], weights_W[filled : filled + len(columns)] = columns, counts
             filled += len(columns)
             lengths_R[first:stop] = np.bincount(rows_W, minlength=stop - first)
             totals_R[first:stop] = np.bincount(rows_W, counts, stop - first)
         return ItemRows(np.append(0, np.cumsum(lengths_R)), columns_W[:filled], weights_W[:filled], totals_R)
-
-    def _counted(self, items_R: NDArray[Any], decay: float) -> tuple[Longs, Longs, Floats]:
-        """Rows, columns and counts of what follows items: of several, or of one with any number of events."""
-        begins_R, ends_R = self.offsets_I1[items_R], self.offsets_I1[items_R + 1]
-        if len(items_R) == 1:
-            starts = range(int(begins_R[0]), int(ends_R[0]), PAIRS)
-            chunks = [self.events_P[start : min(start + PAIRS, int(ends_R[0]))] for start in starts]
-            parts = [(np.broadcast_to(0, len(events)), events) for events in chunks]
-        else:
-            rows, places = _ranges(begins_R, ends_R - begins_R)
-            parts = [(rows, self.events_P[places])]
-        counted = PairCounts(len(items_R), self.data.items)
-        # Nearest first, then in the order of events, so that rounding does not depend on how events are divided.
-        for distance in range(1, LAST + 1):
-            for rows, events in parts:
-                follows = self.after_E[events] >= distance
-                counted.add(rows[follows], self.data.items_E[events[follows] + distance] - 1, decay ** (distance - 1))
-        return counted.result()
-
-
-class PairCounts:
-    """Sums of weights of pairs of a row and a column, added up when there are PAIRS of them."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        self.rows, self.columns, self._pending = rows, columns, 0
-        self._codes: list[Longs] = [np.zeros(0, np.int64)]
-        self._weights: list[Floats] = [np.zeros(0)]
-
-    def add(self, rows_P: Longs, columns_P: NDArray[Any], weight: float) -> None:
-        self._codes.append(rows_P * self.columns + columns_P)
-        self._weights.append(np.full(len(rows_P), weight))
-        self._pending += len(rows_P)
-        if self._pending >= PAIRS:
-            self._add_up()
-
-    def _add_up(self) -> None:
-        codes, weights = np.concatenate(self._codes), np.concatenate(self._weights)
-        if self.rows * self.columns > SPARSE * len(codes):
-            codes_W, places = np.unique(codes, return_inverse=True)
-            sums_W = np.bincount(places, weights).astype(np.float64)
-        else:
-            sums = np.bincount(codes, weights).astype(np.float64)
-            codes_W = np.flatnonzero(sums)
-            sums_W = sums[codes_W]
-        self._codes, self._weights, self._pending = [codes_W], [sums_W], 0
-
-    def result(self) -> tuple[Longs, Longs, Floats]:
-        """Rows, columns and sums, by row and column."""
-        self._add_up()
-        rows_W, columns_W = np.divmod(self._codes[0], self.columns)
-        return rows_W, columns_W, self._weights[0]
 
 
 def all_following(data: NextItemData) -> Iterator[ItemToItem]:
@@ -500,9 +447,9 @@ def neighbours(data: NextItemData) -> ItemToItem:
             users_P[begins_I1[first] : begins_I1[stop]],
             np.repeat(np.arange(first, stop), events_I[first:stop]),
         )
-        one, other = _ranges(begins_U[users], lengths_U[users])
+        one, other = ranges(begins_U[users], lengths_U[users])
         rows, columns = rows[one], columns_P[other]
-        counts = PairCounts(stop - first, data.items)
+        counts = PairCounts(stop - first, data.items, PAIRS)
         counts.add(rows[rows != columns] - first, columns[rows != columns], 1.0)
         rows_W, columns_W, counts_W = counts.result()
         rows_W += first
