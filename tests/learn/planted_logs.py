@@ -122,7 +122,7 @@ def wide_rows(draw: Draw, size: float) -> Log:
 
 def labelled_events(draw: Draw, size: float, *, chance: bool = False) -> Log:
     """Events whose label follows from the groups of the item and of the one before."""
-    events, users, items, groups = int(8000 * size), int(400 * size), 60, 5
+    events, users, items, groups = int(4000 * size), int(200 * size), 50, 4
     user, time = np.sort(draw.integers(0, users, events)), draw.random(events)
     time, item = time[np.lexsort((time, user))], draw.integers(0, items, events)
     group = draw.integers(0, groups, items)[item]
@@ -369,7 +369,7 @@ ONE_FLAW = [
     items("rate 30 times too small", "rate", fields=training(learning_rate=1e-4)),
     items("rate 30 times too large", "rate", fields=training(learning_rate=0.1)),
     items("a tenth of the epochs", "steps", fields=training(epochs=2)),
-    items("width 2", "capacity", fields={"model": {"dim": 2, "heads": 1, "head_dim": 2}}),
+    items("width 4", "capacity", fields={"model": {"dim": 4, "heads": 1, "head_dim": 4}}),
     items("a frozen table", "dead", flaws=(frozen("items_ID"),)),
     items("order hidden", "ignored", flaws=(unordered,)),
     items("the last item hidden", "ignored", flaws=(late,)),
@@ -387,8 +387,8 @@ TWO_FLAWS = [
     clicks("drift, labels flipped", "drift", "noise", log=made(rows, turns=2.0, flipped=0.4)),
     clicks("no regularisation, rate too large", "overfit", "rate", log=wide_rows,
            fields=merged(MEMORISING, train={"learning_rate": 0.1})),
-    items("order hidden, width 2", "ignored", "capacity", flaws=(unordered,),
-          fields={"model": {"dim": 2, "heads": 1, "head_dim": 2}}),
+    items("order hidden, width 4", "ignored", "capacity", flaws=(unordered,),
+          fields={"model": {"dim": 4, "heads": 1, "head_dim": 4}}),
     items("rate too small, the same list", "rate", "popularity", flaws=(collapsed,),
           fields=training(learning_rate=1e-4)),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from recperf.data.rows.imports import import_clicks
 from recperf.data.rows.options import ClickOptions
 from recperf.data.streaming.config import HistoryConfig, WindowConfig
 from recperf.train.metrics import binary_metrics
-from recperf.workloads.click_candidates import strongest_feature
+from recperf.workloads.click_candidates import areas
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment
 from recperf.workloads.dlrm_v4.build import PreparedHistories
@@ -116,5 +116,6 @@ def test_a_column_that_holds_the_label_is_named(tmp_path: Path) -> None:
     (tmp_path / "ads.csv").write_text("\n".join(["user,ad,age,refund,clicked", *lines]))
     options = ClickOptions(clicks=tmp_path / "ads.csv", label="clicked", categorical="user,ad", numeric="age,refund")
     import_clicks(options, tmp_path / "store")
-    name, area = strongest_feature(ImportedClicks(tmp_path / "store", SplitConfig())) or ("", 0.0)
+    alone = areas(ImportedClicks(tmp_path / "store", SplitConfig()))
+    name, area = max(alone.items(), key=lambda pair: pair[1])
     assert (name, area) == ("refund", 1.0)

@@ -208,7 +208,8 @@ class Assessment:
             return
         scores.seeds[str(seed)] = recorded
         if self.scoring.leading is auc and (recorded.leading or 0.0) > LEAKED_AUC and scores.strongest_feature is None:
-            strongest = self.prepared.strongest_feature()
+            alone = self.prepared.held_out_facts().alone
+            strongest = max(alone.items(), key=lambda pair: pair[1], default=None)
             scores.strongest_feature = StrongestFeature(*strongest) if strongest else None
         self.run.write(FILE, sealed(scores))
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from shutil import disk_usage
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from ..jsonfile import as_json, require
 from ..machine import available_bytes, out_of_memory
 from ..models.tiers.columns import table_columns
 from ..ops import choice
+from ..phases import phase
 from ..runs.result import Change
 from ..runs.resume import OPERATORS, RANKS, changes, is_free, operator_changes, recorded_fields, require_allowed
 from ..runs.schemas import SavedState
@@ -28,6 +30,7 @@ from ..train.config import TrainConfig
 from ..train.loop import Position, train
 from ..train.watch import Evaluator, LossLog, Minutes, StepTimer, TargetMet, Watchers, either, every
 from ..units import size
+from .quality_evidence import evidence_of, start_of
 from .workload import Predictions, Prepared, Reporter, Trial, Workload, load
 
 if TYPE_CHECKING:
@@ -91,6 +94,9 @@ class SeedTraining:
         recipe, seed = self.trial.recipe, self.seed
         if self.submission:
             self.submission.log.start(self.submission.facts)
+        # Nothing is looked at inside the timed region of a submission, nor of tables that several ranks share.
+        looked_at = self.submission is None and current().size == 1
+        began, weights = monotonic(), start_of(self.trial) if looked_at and self.start is None else None
         start = self.restore()
         if start.step:
             self.report.notice(f"seed {seed} resumes at step {start.step} of {recipe.steps}")
@@ -118,7 +124,13 @@ class SeedTraining:
             self._notice(f"seed {seed} stopped at step {early} of {recipe.steps}: {why}")
         if chosen is not last:
             self._return_to(chosen, start)
-        self.whole.assessment.trained(seed, self.trial, self._last_predictions(chosen["step"], start))
+        predictions = self._last_predictions(chosen["step"], start)
+        trained_s = monotonic() - began
+        self.whole.assessment.trained(seed, self.trial, predictions)
+        if looked_at:
+            with phase("scoring", "what limits the quality"):
+                evidence = evidence_of(self.trial, self.whole.prepared, predictions, weights, trained_s)
+            self.run.note_learning(seed, evidence)
         best = max(self.evaluator.history, key=lambda entry: self.whole.workload.task.merit(entry["metrics"]))
         return {"seed": seed, "metrics": chosen["metrics"], "best": best, "stopped_early": early}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..data.datasets import Dataset
+    from ..learn.records import RepeatsSeen, TargetsSeen
     from ..measure.fixes import Fix
     from ..models.tiers.cache import TieredRows
     from ..planning.work import PlannedWorkload
@@ -183,6 +184,24 @@ class RankedTargets:
         return {name: float(gain_N.mean()) for name, gain_N in self.gains(ranks_N).items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldOutFacts:
+    """What is known of the scored rows beside their labels, which explains why a model is good or bad there."""
+
+    training_rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """For each scored row, how many training rows have its user, its item or its value of a column, by name."""
+    alone: Mapping[str, float] = field(default_factory=dict)
+    """The AUC of each input alone."""
+    repeats: RepeatsSeen | None = None
+    """None: rows cannot be told apart."""
+    targets: TargetsSeen | None = None
+    """Of a workload that ranks all items."""
+
+
+TRAINED = "trained"
+"""The name of the probe of training rows."""
+
+
 class Reporter(Protocol):
     """Shows progress: a terminal, or nothing."""
 
@@ -224,6 +243,13 @@ class Trial(Protocol):
         """Logits of scored rows, given by their number, if their item were another; asked for where the workload has a
         catalogue."""
         raise TypeError("a workload without a catalogue has no candidates")
+
+    def probes(self) -> Iterator[tuple[str, Tensor]]:
+        """Losses of some of the rows that choose the epoch, one of each: of the model as it is, by the empty name; then
+        of some training rows, named TRAINED, the earliest first where rows have times; then with each input exchanged
+        between the rows, by its name. Nothing where no rows choose the epoch. A loss is the log loss of a label, or 1
+        less the discounted gain of an item."""
+        return iter(())
 
     def rows_of(self, batch: Any) -> Tensor: ...
 
@@ -279,9 +305,12 @@ class Prepared(Protocol):
         of the rows' own, which return scores of any scale."""
         return {}
 
-    def strongest_feature(self) -> tuple[str, float] | None:
-        """The input whose own AUC on the scored rows is highest; asked for where a label may have leaked into one."""
-        return None
+    def held_out_facts(self) -> HeldOutFacts:
+        """What explains the scores of the scored rows; it may take as long as a simple baseline."""
+        catalogue = self.catalogue()
+        if catalogue is None:
+            return HeldOutFacts()
+        return HeldOutFacts(training_rows={"user": catalogue.user_rows_N, "item": catalogue.item_rows_N})
 
     def trial(self, seed: int) -> Trial: ...
 

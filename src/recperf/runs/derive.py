@@ -22,6 +22,7 @@ from ..measure.records import Percentiles
 from ..measure.spans import budget_part
 from ..phases import OTHER
 from ..tasks import AUC, NDCG, ORACLES, Task, lower_is_better, margin, signed
+from . import quality_limit
 from .evidence import START, Evidence
 from .result import (
     SCHEMA,
@@ -124,7 +125,9 @@ def quality_of(evidence: Evidence, target: Target) -> Quality:
     )
     if evidence.has("scores.json"):
         add_detail(task, quality, evidence.file("scores.json", SavedScores))
-    quality.met = meets(task, metrics, baselines, target, compared(task, quality))
+    differences = compared(task, quality)
+    quality.met = meets(task, metrics, baselines, target, differences)
+    quality.limit = quality_limit.of_run(evidence, task, quality, best_of(differences), leading_interval(task, quality))
     return quality
 
 

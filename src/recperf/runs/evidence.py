@@ -28,7 +28,7 @@ from ..tasks import Task, named, of
 from ..train.checkpoint_folder import StoredFile, file_fault
 from .record import BENCH, PROFILE_MARK, Run, read_saved_config
 from .result import SCHEMA, Data, Evaluation, Metrics, Result, TrialResult
-from .schemas import BadEvent, Event, Machine, Progress, SavedConfig, Scores, Step, parse_events, read_file
+from .schemas import LEARNING, BadEvent, Event, Machine, Progress, SavedConfig, Scores, Step, parse_events, read_file
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
@@ -40,7 +40,7 @@ SEAL = "seal.json"
 START = "start.json"
 EVIDENCE = (
     "result.json", "events.jsonl", "config.json", "machine.json", "data.json", "baselines.json", "scores.json",
-    "progress.json", START, "profile.json", "pair.json", "peaks.json",
+    "progress.json", START, LEARNING, "profile.json", "pair.json", "peaks.json",
 )  # fmt: skip
 """The evidence files, together with every trial-<seed>.json."""
 

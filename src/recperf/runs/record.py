@@ -39,7 +39,21 @@ from ..files import (
     writing,
 )
 from ..folders import MARK, alone
-from .schemas import BadEvent, Event, Progress, SavedConfig, Step, Timing, event_of, parse_events, read_file
+from ..jsonfile import as_json
+from ..learn.records import QualityEvidence
+from .schemas import (
+    LEARNING,
+    BadEvent,
+    Event,
+    Progress,
+    SavedConfig,
+    SavedLearning,
+    Step,
+    Timing,
+    event_of,
+    parse_events,
+    read_file,
+)
 
 CONFIG_SCHEMA = 1
 BENCH = "bench.json"
@@ -259,6 +273,11 @@ class Run:
         if not os.path.lexists(path):
             return None
         return reader(path) if reader else read_file(path, kind, what="is damaged", fix="start a new run")
+
+    def note_learning(self, seed: int, evidence: QualityEvidence) -> None:
+        """Write what the training with a seed showed, beside that of others."""
+        saved = self.read(LEARNING, SavedLearning) or SavedLearning()
+        self.write(LEARNING, as_json(SavedLearning(seeds={**saved.seeds, str(seed): evidence})))
 
     def ever_saved(self, seed: int) -> bool:
         """Whether a seed had a checkpoint. Where progress.json does not say, one that logged steps may have had one."""

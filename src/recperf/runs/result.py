@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from ..data.split.record import Split
 from ..jsonfile import Meta, Number, Struct, as_json, require
+from ..learn.records import QualityLimit
 from ..measure.records import Percentiles
 from ..tasks import of
 
@@ -194,6 +195,8 @@ class Quality(Struct, omit_defaults=True):
     ranking: Ranking | None = None
     not_ranked: str | None = None
     """Why there is no ranking."""
+    limit: QualityLimit | None = None
+    """What limits it; None in runs of earlier versions, of several ranks and with an MLPerf log."""
     warnings: tuple[str, ...] = ()
     """Reasons to doubt the metrics."""
 

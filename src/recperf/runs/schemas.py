@@ -14,6 +14,7 @@ from .. import jsonfile
 from ..config import ConfigValues
 from ..errors import DataError
 from ..jsonfile import Count, Number, Problem, Struct, decode, fit
+from ..learn.records import QualityEvidence
 from ..measure.records import Percentiles
 from .result import CalibrationBin, Change, Evaluation, Metrics
 
@@ -143,6 +144,15 @@ class SavedScores(Struct, omit_defaults=True):
     strongest_feature: StrongestFeature | None = None
     left_out: tuple[str, ...] = ()
     """Baselines for which there was no time."""
+
+
+LEARNING = "learning.json"
+
+
+class SavedLearning(Struct):
+    """learning.json: what each training showed of what limits its quality."""
+
+    seeds: dict[str, QualityEvidence] = field(default_factory=dict)
 
 
 class Machine(Struct):

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from ..data.batch import ClickBatch
 from ..data.order import ClickOrder
+from ..data.rows.imported import RARE
 from ..data.tables import MemoryRows, Rows, Split
 from ..execution.workload import ScoredRows
+from ..learn.records import RepeatsSeen
 from ..train.baselines import MOST_TRAINING_ROWS, ClickRule, FeatureRows, Rules, click_rules
 from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
 SPLITS: tuple[Split, Split] = ("train", "valid")
+DISTINCT = 100
+"""Different values of a number from which on rows with equal ones are taken for the same."""
 SHOWN = "its share of the training rows"
 """What says how likely users see items."""
 
@@ -261,8 +265,8 @@ def _feature_rows(clicks: ClickRows, rows: Rows, before: dict[str, Tensor] | Non
     return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=labels_N, before=before or {})
 
 
-def strongest_feature(clicks: ClickRows) -> tuple[str, float] | None:
-    """The column whose own AUC on the validation rows is highest: a number as it is, an id by the share of positive
+def areas(clicks: ClickRows) -> dict[str, float]:
+    """The AUC of each column alone on the validation rows: of a number as it is, of an id by the share of positive
     training labels that it has; columns with several ids are not considered."""
     steps = (-(-clicks.count(split) // MOST_TRAINING_ROWS) for split in SPLITS)
     train, valid = (_feature_rows(clicks, clicks.every(split, step)) for split, step in zip(SPLITS, steps))
@@ -275,5 +279,40 @@ def strongest_feature(clicks: ClickRows) -> tuple[str, float] | None:
         positives, count = torch.bincount(train_N, labels_N, size), torch.bincount(train_N, minlength=size)
         scores[key] = ((positives + labels_N.mean()) / (count + 1))[valid_N]
     areas = {name: auc(scores_N, valid.labels_N) for name, scores_N in scores.items()}
-    areas = {name: max(area, 1 - area) for name, area in areas.items()}
-    return max(areas.items(), key=lambda pair: pair[1], default=None)
+    return {name: max(area, 1 - area) for name, area in areas.items()}
+
+
+def training_rows(clicks: ClickRows) -> dict[str, Tensor]:
+    """How many training rows have the value of each scored row, by column; of a value that has no table row of its own,
+    0. Of columns with several ids the first counts."""
+    counts = {}
+    for number, key in enumerate(clicks.keys):
+        column, size = sum(clicks.slots[:number]), 0
+        count_R = torch.zeros(0, dtype=torch.int64)
+        for first in range(0, clicks.count("train"), AT_ONCE):
+            ids_N = torch.from_numpy(clicks.rows_of("train", first, first + AT_ONCE).ids_NS[:, column]).long()
+            size = max(size, int(ids_N.max()) + 1)
+            count_R = torch.nn.functional.pad(count_R, (0, size - len(count_R)))
+            count_R += torch.bincount(ids_N.clamp(min=0), minlength=size)
+        count_R[RARE] = 0
+        ids_N = torch.from_numpy(clicks.rows_of("valid", 0, clicks.count("valid")).ids_NS[:, column]).long()
+        counts[key] = torch.where(ids_N < size, count_R[ids_N.clamp(0, size - 1)], 0)
+    return counts
+
+
+def repeats(clicks: ClickRows) -> RepeatsSeen | None:
+    """Scored rows that are training rows too, number by number; None where rows have no numbers that tell them
+    apart, or are too many."""
+    train, valid = (clicks.count(split) for split in SPLITS)
+    if max(train, valid) > MOST_TRAINING_ROWS:
+        return None
+    parts = [clicks.rows_of(split, 0, count) for split, count in zip(SPLITS, (train, valid))]
+    if not any(len(np.unique(column)) > DISTINCT for column in parts[1].dense_ND.T):
+        return None
+    codes = [np.ascontiguousarray(np.concatenate([rows.dense_ND.view(np.int32), rows.ids_NS], 1)) for rows in parts]
+    codes_T, codes_V = (code.view([("", code.dtype)] * code.shape[1]).ravel() for code in codes)
+    known, first = np.unique(codes_T, return_index=True)
+    place_V = np.searchsorted(known, codes_V)
+    same_V = known[np.minimum(place_V, len(known) - 1)] == codes_V
+    labels = parts[0].labels_N[first[place_V[same_V]]] == parts[1].labels_N[same_V]
+    return RepeatsSeen(rows=int(same_V.sum()), of=valid, agree=float(labels.mean()) if len(labels) else 0.0)

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..config import to_json
 from ..data.batch import ClickBatch
 from ..data.order import WHOLE, ClickOrder, RankShare, Samples
 from ..data.rows.clicks import Clicks
+from ..data.tables import MemoryRows, Rows
 from ..distributed.balance import stride
 from ..distributed.ranks import current
 from ..distributed.shares import Division, SharedScores
 from ..errors import notice_once
-from ..execution.workload import Predictions, Prepared, ScoredRows, Trial
+from ..execution.workload import TRAINED, HeldOutFacts, Predictions, Prepared, ScoredRows, Trial
 from ..models.config import DLRMConfig
 from ..models.dlrm import DLRM
 from ..models.embeddings import StackedTables
@@ -33,7 +35,16 @@ from ..train.config import TrainConfig, one_cycle
 from ..train.loop import Optimizer, Order, Position, Recipe
 from ..train.metrics import binary_metrics
 from ..train.ranking import Scorer
-from .click_candidates import ClickCatalogue, catalogue_of, fitted_step, imported_logits, scored_rows, strongest_feature
+from .click_candidates import (
+    ClickCatalogue,
+    areas,
+    catalogue_of,
+    fitted_step,
+    imported_logits,
+    repeats,
+    scored_rows,
+    training_rows,
+)
 
 if TYPE_CHECKING:
     from ..data.random_bags import RandomBags
@@ -42,6 +53,8 @@ if TYPE_CHECKING:
     from ..models.tiers.cache import TieredRows
 
 SCORING_BATCH = 8192
+MOST_PROBED = 10_000
+"""Rows that inputs are exchanged between, at most."""
 NOTED_SHARE = 0.01
 """Share of the training rows from which on rare categories of a column are noted."""
 
@@ -79,7 +92,8 @@ class DrawnRows:
 
     def own_ids(self, role: str) -> None: ...
 
-    def strongest_feature(self) -> None: ...
+    def held_out_facts(self) -> HeldOutFacts:
+        return HeldOutFacts()
 
     def verified(self) -> None: ...
 
@@ -127,8 +141,9 @@ class StoredRows:
     def own_ids(self, role: str) -> Sequence[object] | None:
         return self.clicks.own_ids(role)
 
-    def strongest_feature(self) -> tuple[str, float] | None:
-        return strongest_feature(self.clicks)
+    def held_out_facts(self) -> HeldOutFacts:
+        clicks = self.clicks
+        return HeldOutFacts(training_rows=training_rows(clicks), alone=areas(clicks), repeats=repeats(clicks))
 
     def verified(self) -> dict[str, int] | None:
         return self.clicks.verified()
@@ -170,8 +185,8 @@ class PreparedRows(Prepared):
     def own_ids(self, role: str) -> Sequence[object] | None:
         return self.source.own_ids(role)
 
-    def strongest_feature(self) -> tuple[str, float] | None:
-        return self.source.strongest_feature()
+    def held_out_facts(self) -> HeldOutFacts:
+        return self.source.held_out_facts()
 
     def verified(self) -> dict[str, int] | None:
         return self.source.verified()
@@ -217,6 +232,37 @@ class ClickTrialState(Trial):
     def validation_loss(self) -> float:
         """The log loss of the rows that choose the epoch."""
         return binary_metrics(*self._scored("choose"))["log_loss"]
+
+    @torch.no_grad()
+    def probes(self) -> Iterator[tuple[str, Tensor]]:
+        source = self.prepared.source
+        if not isinstance(source, StoredRows) or not source.choosing_rows:
+            return
+        clicks = source.clicks
+        chosen, trained = (clicks.every(split, -(-clicks.count(split) // MOST_PROBED)) for split in ("choose", "fit"))
+        yield "", self._losses(chosen)
+        times_N = clicks.times("fit")
+        step = -(-clicks.count("fit") // MOST_PROBED)
+        order_T = np.arange(len(trained)) if times_N is None else times_N[::step].argsort(kind="stable")
+        yield TRAINED, self._losses(trained.take(order_T))
+        order_N = np.random.default_rng(len(chosen)).permutation(len(chosen))
+        for at, name in enumerate(clicks.dense_names if clicks.dense_names != ("constant",) else ()):
+            dense_ND = chosen.dense_ND.copy()
+            dense_ND[:, at] = dense_ND[order_N, at]
+            yield name, self._losses(replace(chosen, dense_ND=dense_ND))
+        for at, name in enumerate(clicks.keys):
+            ids_NS, slots = chosen.ids_NS.copy(), slice(sum(clicks.slots[:at]), sum(clicks.slots[: at + 1]))
+            ids_NS[:, slots] = ids_NS[order_N, slots]
+            yield name, self._losses(replace(chosen, ids_NS=ids_NS))
+
+    def _losses(self, rows: Rows) -> Tensor:
+        """The log loss of each row."""
+        clicks, device = self.prepared.source.clicks, self.prepared.settings.device
+        store = MemoryRows(clicks.keys, clicks.slots, rows)
+        batches = ClickOrder(store=store, batch_size=SCORING_BATCH, seed=0, split="valid").cut()
+        logits_N = torch.cat([self.logits_of(batch.to(device)) for batch in batches]).cpu().double()
+        labels_N = torch.from_numpy(rows.labels_N).double()
+        return F.binary_cross_entropy_with_logits(logits_N, labels_N, reduction="none")
 
     def predictions(self, at: Position | None = None) -> Predictions:
         """Of the validation rows in their order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...learn.records import NOT_MEASURED, UNCLEAR, QualityLimit
 from ...tasks import NDCG, Task, named, signed
 from ..derive import best_of, better_side, compared, leading_interval, limit_text
 from ..result import CalibrationBin, Difference, Interval, Metrics, Ranking, Result
@@ -27,12 +28,19 @@ def sections(result: Result) -> list[Section]:
         reached = ", ".join(filter(None, ["met" if part.met else "missed", standing_text(result)]))
         blocks = [Text(f"Target: {asked}; {reached}.", "lead")]
     blocks += [Text(text) for text in certainty(result)]
+    if part.limit:
+        blocks += [Text(f"Quality limit: {limit_fact(part.limit)}.", "lead"), *_doubts(part.limit)]
     blocks += [Text(sentence(text), "warning") for text in (*part.warnings, *left_out(result))]
     more = [*_ranking(result), *_segments(result), *_calibration(result)]
     return [
         Section("quality", "Quality", [*blocks, quality_table(result)]),
         *([Section("qualities", "Quality in detail", more)] if more else []),
     ]
+
+
+def _doubts(limit: QualityLimit) -> list[Block]:
+    """What else speaks for it, or for another limit."""
+    return [Text(sentence(text), "note") for text in (*limit.because[1:], *limit.doubts)]
 
 
 MOST_DOTS = 9
@@ -145,6 +153,14 @@ def quality_fact(result: Result) -> str:
     bad = [row for row in part.probabilities if tone(row) == "bad"]
     worse = " and ".join(metric(row.metric) for row in bad)
     return f"{text}; {worse} worse than that of {baseline(bad[0].baseline)}" if bad else text
+
+
+def limit_fact(limit: QualityLimit | None) -> str:
+    """What limits the quality, in a line; empty where nothing was looked at."""
+    if limit is None:
+        return ""
+    confidence = "" if limit.limit in (NOT_MEASURED, UNCLEAR) else f" ({limit.confidence} confidence)"
+    return f"{limit.limit}{confidence}: {limit.because[0]}"
 
 
 def certainty(result: Result) -> list[str]:

@@ -20,7 +20,7 @@ from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, definitions
 from .charts import in_order
 from .formats import NONE, NOT_MEASURED, count, metric
-from .quality_sections import left_out, needed, outcome, quality_fact
+from .quality_sections import left_out, limit_fact, needed, outcome, quality_fact
 from .step_sections import advice_facts, headline, keyed
 
 UNSTEADY = 1.25
@@ -73,6 +73,7 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     notes = "; ".join([*result.quality.warnings, *left_out(result), *changes])
     facts: list[tuple[str, str | Cell]] = [
         ("quality", quality_fact(result)),
+        *([("quality limit", limit_fact(limit))] if (limit := result.quality.limit) else []),
         *([("note", notes)] if notes else []),
         *([("time", fmt.waited(performance.waited))] if performance.waited else []),
         ("held out", result.data.held_out_text + ranked),

@@ -6,19 +6,21 @@ Shapes: B samples of a batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...data.streaming.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import SharedScores
 from ...execution.submission import Submission, micro_batch
 from ...execution.tables import placed_tables, table_share
-from ...execution.workload import Predictions, Prepared, Trial
+from ...execution.workload import TRAINED, Predictions, Prepared, Trial
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
 from ...models.dlrm_v4.inputs import prepare
@@ -266,6 +268,15 @@ class HistoryTrial(Trial):
             if number == 0:
                 reached("evaluation: first batch scored")
         return scores.gather(inputs.order.samples)
+
+    @torch.no_grad()
+    def probes(self) -> Iterator[tuple[str, Tensor]]:
+        if self.prepared.validation is None:
+            return
+        for name, part in (("", self.prepared.validation), (TRAINED, self.prepared.last_trained)):
+            if part is not None:
+                logits_N, labels_N = self._scored(part)
+                yield name, F.binary_cross_entropy_with_logits(logits_N.double(), labels_N.double(), reduction="none")
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Counts the predictions towards the lifetime AUC."""

@@ -113,6 +113,12 @@ class EventWindows:
             self.data["skipped"] = {"anchors that fill no batch at the end of their window": left_out}
         self.target = bounds(config, neighbours=self.store.events <= MOST_COMPARED_EVENTS)
 
+    @property
+    def last_trained(self) -> Part | None:
+        """As many of the last windows that are trained on as there are to choose the epoch."""
+        windows, most = self.fitted.windows, len(self.validation.windows) if self.validation else 0
+        return Part(windows[-most:], self.fitted.users) if most and windows else None
+
     def _windows(self) -> tuple[Part, Part]:
         """The windows to train on, and those held out."""
         data = self.config.data

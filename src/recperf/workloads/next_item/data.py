@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -22,7 +23,8 @@ from ...data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrd
 from ...distributed.balance import stride
 from ...distributed.ranks import current
 from ...errors import DataError
-from ...execution.workload import Predictions, Prepared, RankedTargets, ScoredRows, Trial
+from ...execution.workload import TRAINED, HeldOutFacts, Predictions, Prepared, RankedTargets, ScoredRows, Trial
+from ...learn.records import TargetsSeen
 from ...stop import poll
 from ...tasks import NEXT_ITEM
 from ...train.baselines import Rules
@@ -30,7 +32,8 @@ from ...train.factor_items import factor_baseline
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
 from ...train.next_item import Products, Ranked, Scorer, Seen, baselines, item_counts, rank, ranks_of, seen_by_default
-from ...train.ranking import list_quality
+from ...train.next_item import histories as earlier
+from ...train.ranking import gains, list_quality
 from .config import SequencesConfig
 
 SCORING_BATCH = 512
@@ -150,6 +153,21 @@ class RankedSequences(Prepared):
             return None
         return own_ids(store, role) if role == "user" else [*("",) * padding, *own_ids(store, role)]
 
+    def held_out_facts(self) -> HeldOutFacts:
+        data, train, targets = self.sequences.data, self.sequences.train, self.sequences.test
+        items_N, last_N = data.items_E[targets.positions_N], data.items_E[targets.positions_N - 1]
+        rows_P, events_P = earlier(data, targets)
+        in_history_N = np.bincount(rows_P, data.items_E[events_P] == items_N[rows_P], len(targets)) > 0
+        long_S = train.ends_S - train.begins_S > 1
+        ends_S = train.ends_S[long_S]
+        seen = TargetsSeen(
+            in_history=float(in_history_N.mean()),
+            last=float((items_N == last_N).mean()),
+            training=float((data.items_E[ends_S - 1] == data.items_E[ends_S - 2]).mean()) if len(ends_S) else 0.0,
+        )
+        counts = {"item": torch.from_numpy(self.item_events[items_N - 1])}
+        return HeldOutFacts(training_rows=counts, targets=seen)
+
     def baseline_logits(self) -> dict[str, Tensor]:
         """Nothing is labelled: `ranking` has the baselines."""
         return {}
@@ -159,10 +177,52 @@ class RankedSequences(Prepared):
         return store.verified() if store else None
 
 
+MOST_PROBED = 1000
+"""Targets whose histories are exchanged, at most."""
+
+
+def _some(targets: Targets) -> Targets:
+    step = max(1, -(-len(targets) // MOST_PROBED))
+    return Targets(targets.users_N[::step], targets.positions_N[::step])
+
+
+def unchanged(batch: SequenceBatch) -> SequenceBatch:
+    return batch
+
+
+def last_exchanged(batch: SequenceBatch) -> SequenceBatch:
+    """Each sequence ends with the last item of another one."""
+    items_T, last_B = batch.items_T.clone(), batch.offsets_B1[1:] - 1
+    items_T[last_B] = items_T[last_B].roll(1)
+    return replace(batch, items_T=items_T)
+
+
+def shuffled(batch: SequenceBatch) -> SequenceBatch:
+    """The items of each sequence in another order, the same in every call."""
+    draw = torch.Generator().manual_seed(len(batch.items_T))
+    keys_T = torch.rand(len(batch.items_T), generator=draw, dtype=torch.float64).to(batch.items_T.device)
+    return replace(batch, items_T=batch.items_T[(batch.rows_T + keys_T).argsort()])
+
+
+def earlier_exchanged(batch: SequenceBatch) -> SequenceBatch:
+    """What comes before the last item of a sequence is drawn from all sequences."""
+    draw = torch.Generator().manual_seed(len(batch.items_T))
+    items_T = batch.items_T[torch.randperm(len(batch.items_T), generator=draw).to(batch.items_T.device)]
+    last_B = batch.offsets_B1[1:] - 1
+    items_T[last_B] = batch.items_T[last_B]
+    return replace(batch, items_T=items_T)
+
+
+EXCHANGED = {"the last item": last_exchanged, "the order of items": shuffled, "earlier items": earlier_exchanged}
+"""What is done to histories to see whether a model uses a part of them."""
+
+
 class RankedTrial(Trial):
     """A model whose score of an item is the product of two vectors."""
 
     prepared: Any
+    changed: Callable[[SequenceBatch], SequenceBatch] = staticmethod(unchanged)
+    """What is done to histories before they are scored."""
 
     @abstractmethod
     def last(self, batch: SequenceBatch) -> Tensor:
@@ -187,7 +247,7 @@ class RankedTrial(Trial):
         data, events, length = self.prepared.sequences.data, self.prepared.events, self.prepared.length
         for batch in histories(data, events, targets, length=length, batch_size=SCORING_BATCH):
             poll()
-            yield batch
+            yield self.changed(batch)
 
     def recommender(self) -> Callable[[int], Tensor]:
         test, vectors_ID = self.prepared.sequences.test, self.item_vectors()
@@ -206,6 +266,27 @@ class RankedTrial(Trial):
     def scored(self, products_BI: Tensor, batch: SequenceBatch) -> Tensor:
         """What items are ranked by, from these products."""
         return products_BI
+
+    @torch.no_grad()
+    def probes(self) -> Iterator[tuple[str, Tensor]]:
+        sequences = self.prepared.sequences
+        chosen, train = _some(sequences.validation), sequences.train
+        long_S = train.ends_S - train.begins_S > 1
+        if not len(chosen) or not long_S.any():
+            return
+        yield "", self._losses(chosen)
+        yield TRAINED, self._losses(_some(Targets(train.users_S[long_S], train.ends_S[long_S] - 1)))
+        for name, change in EXCHANGED.items():
+            self.changed = change
+            try:
+                losses_N = self._losses(chosen)
+            finally:
+                self.changed = unchanged
+            yield name, losses_N
+
+    def _losses(self, targets: Targets) -> Tensor:
+        ranks_N = self.ranked(targets).ranks_N
+        return 1 - gains(ranks_N - 1, 0 * ranks_N)[NEXT_ITEM.leading]
 
     @torch.no_grad()
     def ranked(self, targets: Targets) -> Ranked:
