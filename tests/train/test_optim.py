@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from recperf.train.config import one_cycle, settings_for_rows, warmup_decay
-from recperf.train.optim import DenseOptimizer, make_dense
+from recperf.train.optim import AdamW, DenseOptimizer, make_dense
 
 
 def parameters(seed: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -61,6 +61,25 @@ def test_twenty_steps_equal_torchs(
     exact = not plain and as_rate is float
     for one, other in zip(tables + dense, their_tables + their_dense):
         torch.testing.assert_close(one, other, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_averages_are_those_of_the_last_steps_and_change_places_with_the_parameters(plain: bool) -> None:
+    tables, dense = parameters(0)
+    averaging = AdamW([(dense + tables, 0.0)], average_steps=3, plain=plain)
+    draw, expected, every = torch.Generator().manual_seed(1), torch.zeros(0), dense + tables
+    averaging.exchange()
+    for step in range(1, 7):
+        for one in every:
+            one.grad = torch.randn(one.shape, generator=draw)
+        averaging.step(0.1)
+        weights = torch.cat([one.detach().flatten() for one in every])
+        # The mean of the first three steps, then a third of every new one.
+        expected = weights if step == 1 else expected + (weights - expected) / min(step, 3)
+    averaging.exchange()
+    torch.testing.assert_close(torch.cat([one.detach().flatten() for one in every]), expected)
+    averaging.exchange()
+    assert torch.equal(torch.cat([one.detach().flatten() for one in every]), weights)
 
 
 @pytest.mark.parametrize("total", [10, 313])

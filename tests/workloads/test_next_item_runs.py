@@ -23,9 +23,11 @@ def unmeasured() -> object:
         yield
 
 
-def test_a_run_is_evaluated_every_few_epochs_and_resumes_with_its_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("average", [0, 3])
+def test_a_run_is_evaluated_every_few_epochs_and_resumes_with_its_counts(tmp_path: Path, average: int) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert main([*RUN, *NEXT, *QUIETLY, "--train.batch-size", "40", "--run-dir", str(whole)]) == 0
+    sizes = ["--train.batch-size", "40", "--train.average-steps", str(average)]
+    assert main([*RUN, *NEXT, *QUIETLY, *sizes, "--run-dir", str(whole)]) == 0
     events = map(json.loads, (whole / "events.jsonl").read_text().splitlines())
     assert [event["epoch"] for event in events if event["kind"] == "metric"] == [2, 4, 5]
     metrics = json.loads((whole / "result.json").read_text())["quality"]["metrics"]

@@ -139,10 +139,13 @@ class AdamW(DenseOptimizer):
     """
 
     def __init__(
-        self, groups: Groups, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, plain: bool = False
-    ) -> None:
+        self, groups: Groups, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, plain: bool = False,
+        average_steps: int = 0,
+    ) -> None:  # fmt: skip
+        """With `average_steps` it also keeps the mean of the parameters over so many of the last steps."""
         super().__init__([parameter for parameters, _ in groups for parameter in parameters], plain=plain)
-        self.betas, self.eps = betas, eps
+        self.betas, self.eps, self.average_steps = betas, eps, average_steps
+        self.averages = [one.detach().clone() for one in self.parameters] if average_steps else []
         self.steps = torch.zeros((), device=groups[0][0][0].device)
         """The number of steps, on the device of the parameters as the kernel requires."""
         self.groups = [_Group(parameters, decay) for parameters, decay in groups]
@@ -168,6 +171,29 @@ class AdamW(DenseOptimizer):
                 amsgrad=False,
                 maximize=False,
             )
+        self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """The first steps count alike; after them the weight of a step falls off exponentially."""
+        if not self.averages:
+            return
+        if not self.cuda:
+            torch._foreach_lerp_(self.averages, self.parameters, 1 / min(float(self.steps), self.average_steps))
+            return
+        # A CUDA graph reads the number of steps at every replay.
+        apart = torch._foreach_sub(self.parameters, self.averages)
+        torch._foreach_mul_(apart, (1 / self.steps).clamp_(min=1 / self.average_steps))
+        torch._foreach_add_(self.averages, apart)
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """The parameters become their averages, and these the parameters, until the next call."""
+        if self.averages and float(self.steps):
+            for parameter, average in zip(self.parameters, self.averages):
+                trained = parameter.detach().clone()
+                parameter.copy_(average)
+                average.copy_(trained)
 
     def _plain(self, rate: Rate) -> None:
         self.steps += 1
@@ -179,13 +205,16 @@ class AdamW(DenseOptimizer):
                 mean += (1 - self.betas[0]) * (gradient - mean)
                 square += (1 - self.betas[1]) * (gradient * gradient - square)
                 parameter -= rate / mean_correction * mean / ((square / square_correction).sqrt() + self.eps)
+        self._average()
 
     def state_dict(self) -> State:
         moments = [{"means": group.means, "squares": group.squares} for group in self.groups]
-        return {"steps": self.steps, "moments": moments}
+        averages = {"averages": self.averages} if self.averages else {}
+        return {"steps": self.steps, "moments": moments, **averages}
 
     def load_state_dict(self, state: State) -> None:
         self.steps.copy_(state["steps"])
+        _copy(self.averages, state.get("averages", []))
         for group, saved in zip(self.groups, state["moments"], strict=True):
             _copy(group.means, saved["means"])
             _copy(group.squares, saved["squares"])

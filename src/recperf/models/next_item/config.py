@@ -106,11 +106,12 @@ class NextItemConfig:
 
 
 def step(
-    model: NextItemConfig, tokens: int, pairs: int, unique: int, *, rule: TableRule | None = None, gpu: bool = False
-) -> dict[str, Cost]:
+    model: NextItemConfig, tokens: int, pairs: int, unique: int, *, rule: TableRule | None = None, gpu: bool = False,
+    averaged: bool = False,
+) -> dict[str, Cost]:  # fmt: skip
     """Work of a training step on `tokens` positions that see `pairs` items, by span; `unique` items are distinct.
     `rule`: how the rows of items that a step uses are updated; None: all are, with the rest. `gpu`: the full loss holds
-    its scores in parts."""
+    its scores in parts. `averaged`: the weights are averaged."""
     dim, width, blocks = model.dim, model.width, model.blocks
     values = FLOAT * tokens
     forward = {
@@ -137,7 +138,7 @@ def step(
         later = Cost(2 * tokens * candidates * dim, values * dim + 2 * FLOAT * candidates * dim)
     dense = sum(model.part_parameters.values())
     parameters = model.table_parameters + dense
-    update = {"update": Cost(12 * parameters, 7 * FLOAT * parameters)}
+    update = {"update": Cost((12 + 3 * averaged) * parameters, (7 + 3 * averaged) * FLOAT * parameters)}
     if rule is not None:
         ids = model.items + 1 if model.full_softmax else 2 * tokens + model.negatives
         unique = ids if model.full_softmax else unique
@@ -151,7 +152,9 @@ def step(
     }
 
 
-def memory(model: NextItemConfig, batch: int, *, rule: TableRule | None = None) -> dict[str, int]:
+def memory(
+    model: NextItemConfig, batch: int, *, rule: TableRule | None = None, averaged: bool = False
+) -> dict[str, int]:
     """Bytes of a training step whose sequences all have the maximum length, by kind, and of the items' vectors in an
     evaluation, where the table may lie elsewhere."""
     tables, dense = model.table_parameters, sum(model.part_parameters.values())
@@ -164,7 +167,7 @@ def memory(model: NextItemConfig, batch: int, *, rule: TableRule | None = None) 
         saved = model.blocks * ((8 + 5 * FEED_FORWARD) * model.dim + 9 * model.width)
     return {
         "parameters": FLOAT * (tables + dense),
-        "optimizer": FLOAT * (states + 2 * dense),
+        "optimizer": FLOAT * (states + 2 * dense + averaged * (tables + dense)),
         "gradients": FLOAT * (dense + (not some_rows) * tables),
         "activations": FLOAT * batch * model.max_length * saved,
         **vectors,

@@ -10,6 +10,7 @@ look up, V values of items' features, F most values of an item.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,14 @@ class NextItemModel(nn.Module):
         self.final_norm = nn.LayerNorm(config.dim, eps=EPS, device=device) if encoder.normed else nn.Identity()
         self.counting: Counting | None = None
         """What counting adds to the scores; None: nothing."""
+        self.exchange: Callable[[], None] = lambda: None
+        """Puts averages of the weights in their place, or the weights back: an evaluation has averages."""
         self.starts_K = bucket_starts(config.time_buckets, device)[:-1] if config.time_buckets else None
+
+    def train(self, mode: bool = True) -> NextItemModel:
+        if mode != self.training:
+            self.exchange()
+        return super().train(mode)
 
     def reset(self, seed: int) -> None:
         """Draw the initial rows of items."""

@@ -55,10 +55,10 @@ def sequences_of(config: NextItemRunConfig, data: NextItemData | None = None) ->
 
 
 def new_model(
-    config: NextItemRunConfig, data: NextItemData, seed: int, device: torch.device, tiers: Tiers
+    config: NextItemRunConfig, data: NextItemData, seed: int, settings: Settings, tiers: Tiers
 ) -> NextItemModel:
     """A new model; the features of items are no weights of it, and come from the data."""
-    model = config.model
+    model, device = config.model, settings.device
     values = data.values() if model.feature_rows else None
     rows = values.rows if values else 0
     if rows != model.feature_rows:
@@ -70,7 +70,7 @@ def new_model(
             state = rule.state_width(model.dim)
             opened = open_tiers({"items": model.items + 1}, tiers, dim=model.dim, state=state, device=device)
         table = SparseTables(("items",), (model.items + 1,), model.dim, device=device, tiers=opened)
-    low = config.train.precision == "bfloat16"
+    low = settings.precision == "bfloat16"
     return NextItemModel(model, seed=seed, device=device, values=values, rows=table, low=low)
 
 
@@ -87,7 +87,10 @@ def settings_of(config: NextItemRunConfig) -> Settings:
     precision, on_gpu = config.train.precision, settings.device.type == "cuda"
     if precision == "tf32" and not on_gpu:
         raise MachineError("a CPU has no tf32", fix="--train.precision float32")
-    return replace(settings, precision=("tf32" if on_gpu else "float32") if precision == "auto" else precision)
+    if precision == "auto":
+        low = on_gpu and model.encoder == "transformer" and torch.cuda.get_device_capability()[0] >= 8
+        return replace(settings, precision="bfloat16" if low else "tf32" if on_gpu else "float32")
+    return replace(settings, precision=precision)
 
 
 class PreparedSequences(RankedSequences):
@@ -120,6 +123,7 @@ class PreparedSequences(RankedSequences):
         """Items on the device have their optimizer's state and, if all are updated, a gradient, which a table optimizer
         gets with a copy of the rows. With adamw a graph copies what it has while it is captured."""
         device, copies = self.settings.device, 4 if self.config.train.graph == "off" else 6
+        copies += self.config.averaged_steps > 0
         if self.config.rule is not None:
             copies = 1 + self.config.rule.weight_states + 2 * (not self.config.some_rows)
         table = copies * estimate(self.config).table_bytes
@@ -134,7 +138,8 @@ class PreparedSequences(RankedSequences):
         lengths_B = batch.lengths_B
         pairs = int((lengths_B * (lengths_B + 1) // 2).sum())
         tokens, gpu = int(lengths_B.sum()), self.settings.device.type == "cuda"
-        return step(self.config.model, tokens, pairs, unique, rule=self.config.rule, gpu=gpu)
+        averaged = self.config.averaged_steps > 0
+        return step(self.config.model, tokens, pairs, unique, rule=self.config.rule, gpu=gpu, averaged=averaged)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim
@@ -147,7 +152,7 @@ class SequenceTrial(RankedTrial):
     def __init__(self, prepared: PreparedSequences, seed: int) -> None:
         config, self.prepared, self.ranks = prepared.config, prepared, division(prepared)
         train = config.train
-        self.model = new_model(config, prepared.sequences.data, seed, prepared.settings.device, prepared.tiers)
+        self.model = new_model(config, prepared.sequences.data, seed, prepared.settings, prepared.tiers)
         self.known: dict[str, float] = {}
         """NDCG@10 of the validation items by the model alone and by counting alone."""
         if config.model.counts == "on":
@@ -158,7 +163,9 @@ class SequenceTrial(RankedTrial):
         blocks = list(self.model.blocks.parameters())
         tables = [one for name, one in self.model.named_parameters() if not name.startswith("blocks.")]
         groups = [(blocks, train.weight_decay), (tables, train.table_weight_decay)]
-        self.optimizer: AdamW | SplitOptimizer = AdamW(groups, betas=BETAS)
+        self.dense = AdamW(groups, betas=BETAS, average_steps=config.averaged_steps)
+        self.optimizer: AdamW | SplitOptimizer = self.dense
+        self.model.exchange = self.dense.exchange
         order = prepared.order(seed)
         used: Order = order
         if (items := self.model.items) is not None and config.rule is not None:
@@ -251,13 +258,31 @@ class SequenceTrial(RankedTrial):
         return [("items", self.prepared.config.model.items + 1)]
 
     def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return self._exchanged({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+
+    def _exchanged(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint has the averages as the model's weights, and those that training goes on with beside them."""
+        if not self.dense.averages or not self.model.training:
+            return state
+        names = {id(one): name for name, one in self.model.named_parameters()}
+        model, averages = {**state["model"]}, [*state["optimizer"]["averages"]]
+        for place, parameter in enumerate(self.dense.parameters):
+            name = names[id(parameter)]
+            model[name], averages[place] = averages[place], model[name]
+        return {"model": model, "optimizer": {**state["optimizer"], "averages": averages}}
 
     def take_over(self, saved: dict[str, Tensor], rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        for parameter, average in zip(self.dense.parameters, self.dense.averages):
+            parameter.data.copy_(average)
         if self.model.counting is not None:
             take_over(self.model.counting, saved, rows["items"])
 
     def restore(self, state: dict[str, Any]) -> None:
+        if self.dense.averages:
+            # What was read may lie in the weights themselves.
+            averages = [one.clone() for one in state["optimizer"]["averages"]]
+            model = {name: one.clone() for name, one in state["model"].items()}
+            state = self._exchanged({"model": model, "optimizer": {**state["optimizer"], "averages": averages}})
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.model.items is not None:

@@ -95,13 +95,20 @@ class NextItemTrainConfig(SequenceTrainConfig, TableTrainConfig):
     """Weight decay of the blocks."""
     table_weight_decay: float = 0.0
     """Weight decay of the embeddings of items and positions."""
+    average_steps: int = 0
+    """Evaluate and keep the mean of the weights over so many of the last steps, with adamw; 0: the weights of the last
+    step."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     """Precision of matrix products; weights and the softmax over items stay float32. bfloat16: of those in transformer
-    blocks, the others as with tf32. auto: tf32 on a GPU, else float32."""
+    blocks, the others as with tf32. auto: on a GPU bfloat16 with transformer blocks, else tf32; float32 on a CPU."""
     table_optimizer: Literal["auto", AnyTableOptimizer] = "auto"  # type: ignore[assignment]
     """adamw (0.9, 0.98) changes the embeddings of all items in every step; the others those that the step uses: with
     the sampled loss a few, with the full softmax all. auto: adam (0.9, 0.999) where tables.placement is host or file,
     else adamw."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(0, self.average_steps, 1 << 40, "train.average_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +143,12 @@ class NextItemRunConfig(TrialsConfig):
     def rule(self) -> TableRule | None:
         """How the rows of items that a step uses are updated; None: all rows are, by adamw."""
         return RULES.get(self.optimizer)
+
+    @property
+    def averaged_steps(self) -> int:
+        """Steps over which all weights are averaged. Where a step updates some rows of items only, the mean of the
+        others would be of another time."""
+        return self.train.average_steps if self.rule is None else 0
 
     @property
     def some_rows(self) -> bool:
@@ -239,8 +252,8 @@ def estimate(config: NextItemRunConfig) -> Estimate:
     return Estimate(
         parameters={"items": model.table_parameters, **model.part_parameters},
         table_bytes=FLOAT * model.table_parameters,
-        step=step(model, tokens, pairs, unique, rule=config.rule, gpu=gpu),
-        memory=memory(model, batch, rule=config.rule),
+        step=step(model, tokens, pairs, unique, rule=config.rule, gpu=gpu, averaged=config.averaged_steps > 0),
+        memory=memory(model, batch, rule=config.rule, averaged=config.averaged_steps > 0),
         state_bytes=FLOAT * (model.items + 1) * RULES.get(config.optimizer, RULES["adam"]).state_width(model.dim),
         table_rows=model.items + 1,
     )

@@ -15,6 +15,8 @@ FULL = 200_000
 """Events from which on the patience counts in full; of fewer events in proportion, but 10 evaluations at least."""
 LONG = 95
 """Percentile of the events of a user that the model reads at most."""
+AVERAGE = 200
+"""Steps over which the weights are averaged."""
 SMALL = 40_000
 """Events below which data is small."""
 DENSE = 50
@@ -70,9 +72,9 @@ def settings_for(data: NextItemData) -> dict[str, dict[str, Any]]:
         "encoder": "auto", "dim": 0, "blocks": 0, "heads": 0, "head_dim": 0, "counts": "on",
         "max_length": read_length(data, 200 if kind == "dense" else 50),
         "dropout": 0.5 if kind == "sparse" else 0.3,
-        "temperature": 0.05 if kind == "dense" else 0.07,
+        "temperature": 0.07,
     }  # fmt: skip
-    train = {"weight_decay": 0.01, "table_weight_decay": 0.01}
+    train = {"weight_decay": 0.01, "table_weight_decay": 0.01, "average_steps": AVERAGE}
     if kind == "small":
         return {"model": model, "train": {**training_for(data), **train}}
     often = {"batch_size": 256, "evaluate_epochs": 2} if kind == "sparse" else {"batch_size": 128, "evaluate_epochs": 2}

@@ -247,7 +247,7 @@ class ServedSequences(ServedItems):
             tables = TablesConfig(folder=config.tables.folder)
             tiers = scored_only(placed_tables(tables, counted, self.settings.device))
         self.settings.reasons["tables"] = tiers.why
-        self.model = new_model(config, self.data, 0, self.settings.device, tiers)
+        self.model = new_model(config, self.data, 0, self.settings, tiers)
         if config.model.counts == "on":
             # Its tables are those of the checkpoint.
             counting = Counting(
