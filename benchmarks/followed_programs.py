@@ -68,7 +68,7 @@ def measured(case: PlantedProgram, steps: int, seconds: float) -> dict[str, Any]
             programs.append(patched)
         before, known, *after = seconds_of(programs, seconds)
     first: dict[str, Any] = next((one for one in report["advice"] if one["status"] == "tried"), {})
-    named = next((one for one in report["advice"] if one["name"] == "patch"), first)
+    named = next((one for one in report["advice"] if one["name"] == "patch" and one["measured_gain"]), first)
     limit = report["verdict"]["limit"]
     lines = {place["line"] for place in report["places"][:3]}
     line = next(number for number, one in enumerate(text.splitlines(), 1) if case.slow in one)

@@ -49,6 +49,12 @@ def test_a_model_of_nothing_but_tables_keeps_an_optimizer() -> None:
     assert last < first
 
 
+def test_loaders_get_another_batch_size() -> None:
+    with changed({"batch_size": 8}):
+        sizes = [loader.batch_size for loader in (DataLoader(range(64), 4), DataLoader(range(64), batch_size=None))]  # type: ignore[arg-type]
+    assert sizes == [8, None]
+
+
 def test_optimizers_run_another_way() -> None:
     weight = nn.Parameter(torch.ones(4))
     weight.grad = torch.ones(4)

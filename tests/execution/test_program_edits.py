@@ -33,6 +33,7 @@ IMPORTS = "import torch\nfrom torch.utils.data import DataLoader as Batches\nfro
             "for x in Batches(\n    rows, num_workers=2, persistent_workers=True,  # é (\n):\n    pass",
         ),
         ({"workers": 2}, "x = Batches((rows))", "x = Batches((rows), num_workers=2, persistent_workers=True)"),
+        ({"batch_size": 8}, "x = Batches(rows, 4)", "x = Batches(rows, 8)"),
         ({"workers": 2}, "x = Batches()", "x = Batches(num_workers=2, persistent_workers=True)"),
         ({"workers": 2}, "x = Batches(rows, **options)", None),
         ({"workers": 2}, "x = DataLoader(rows)", None),

@@ -16,9 +16,11 @@ from msgspec.structs import replace
 
 import recperf
 from recperf.cli import main
-from recperf.execution import source_rules, step_profile, trials
+from recperf.execution import source_rules, step_profile, trial_search, trials
+from recperf.execution.fixes import difference
 from recperf.execution.script import Program, ScriptOutcome
-from recperf.execution.trials import Compared, NotTried, Trials, interval
+from recperf.execution.trial_search import ALL, Compared, NotTried, interval
+from recperf.execution.trials import Trials
 from recperf.measure import advice_rules, observing
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.records import Advice
@@ -79,7 +81,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, results: dict[str, Any], advice: list
         if isinstance(result, Exception):
             raise result
         gain, losses = result
-        return Compared(gain, [gain - 0.05, gain + 0.05], 1.0, losses, [1.0, 2.0])
+        return Compared(gain, [gain - 0.05, gain + 0.05], 1.0, difference([1.0, 2.0], losses))
 
     monkeypatch.setattr(Trials, "compare", compare)
     Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), 60.0, False).try_each(advice, lambda text: None)
@@ -96,7 +98,7 @@ def test_what_gains_is_tried_together_and_the_rest_is_dropped(monkeypatch: pytes
     }  # fmt: skip
     tried(monkeypatch, results, advice)
     by_name = {one.name: one for one in advice}
-    assert [one.name for one in advice if one.status == "tried"] == [trials.ALL, "optimizer", "sparse", "zero_grad"]
+    assert [one.name for one in advice if one.status == "tried"] == [ALL, "optimizer", "sparse", "zero_grad"]
     assert by_name["pinned"].status == "no gain"
     assert (by_name["tf32"].status, by_name["tf32"].note) == ("not tried", "RuntimeError: no such device")
     assert (by_name["batch"].status, by_name["batch"].note) == ("not tried", "only its author can make this change")
@@ -137,7 +139,8 @@ def test_why_a_program_does_not_run_again(
 
 
 def test_the_time_for_trials_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), 60.0, False, began=monotonic() - 61)
+    late = Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), 60.0, False)
+    late.began -= 61
     one = Advice("threads", "", "", settings={"threads": 1})
     assert not late.try_one(one, lambda text: None)
     assert (one.status, one.note) == ("not tried", "the time for trials, 60 s, was over")
@@ -252,7 +255,7 @@ def test_a_trial_measures_a_gain_and_changes_nothing(tmp_path: Path, monkeypatch
     result = compared(made, tmp_path / "trials", 200)
     assert result.range[0] > 1
     assert result.gain > 1.5
-    assert result.losses == result.unchanged_losses
+    assert result.differs == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "trials"]
 
 
@@ -277,7 +280,7 @@ def test_a_patch_holds_what_gains_and_is_measured(tmp_path: Path, monkeypatch: p
 def test_programs_on_a_gpu_are_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "cuda_used", lambda: True)
     forked = "import os\nif os.getpgid(0) != os.getsid(0): raise SystemExit(3)"
-    assert compared(program(tmp_path, forked), tmp_path, 200).losses
+    assert compared(program(tmp_path, forked), tmp_path, 200).differs == 0
 
 
 @pytest.mark.long
@@ -375,11 +378,11 @@ def test_numbers_are_searched(
     def compare(self: Trials, settings: dict[str, Any], deadline: float, most: int) -> Compared:
         asked.append(settings)
         gain = gains[settings["workers"], settings.get("threads", 0)]
-        return Compared(gain, [gain - 0.01, gain + 0.01], 1.0, [], [])
+        return Compared(gain, [gain - 0.01, gain + 0.01], 1.0, None)
 
     monkeypatch.setattr(Trials, "compare", compare)
-    monkeypatch.setattr(trials, "usable_cores", lambda: 8)
-    monkeypatch.setattr(trials.torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(trial_search, "usable_cores", lambda: 8)
+    monkeypatch.setattr(trial_search.torch, "get_num_threads", lambda: 8)
     one = Advice("workers", "", "DataLoader(..., num_workers=1)", settings={"workers": 1})
     searched = Trials(Program(Path("a.py")), ScriptOutcome(workers=now), Path("."), math.inf, False)
     searched.try_each([one], lambda text: None)
@@ -390,6 +393,27 @@ def test_numbers_are_searched(
     assert len(asked) == len(gains) + gained
     assert not gained or asked[-1] == expected
     assert ("torch.set_num_threads(1)" in one.change) == ("threads" in expected)
+
+
+def test_larger_batches_are_searched_by_samples_and_stay_out_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compare(self: Trials, settings: dict[str, Any], deadline: float, most: int) -> Compared:
+        asked.append(settings)
+        gain = {8: 0.9, 16: 0.8, 32: 0.3}.get(settings.get("batch_size", 0), 1.1)
+        return Compared(gain, [gain - 0.01, gain + 0.01], 1.0, 0.5)
+
+    monkeypatch.setattr(Trials, "compare", compare)
+    batch = Advice("batch", "", "DataLoader(..., batch_size=8)", settings={"batch_size": 8})
+    others = [Advice(name, "", "", settings={name: True}, changes="x") for name in ("zero_grad", "pinned")]
+    searched = Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), math.inf, False)
+    searched.batch_size = 4
+    advice = [batch, *others]
+    searched.try_each(advice, lambda text: None)
+    # 8 are 1.8 times as many samples in the same time, 16 are 3.2 times as many, 32 are 2.4 times as many.
+    assert (batch.settings, batch.measured_gain) == ({"batch_size": 16}, pytest.approx(3.2))
+    assert (batch.status, "learning rate may need tuning" in str(batch.note)) == ("tried", True)
+    assert [one.settings for one in advice if one.name == ALL] == [{"zero_grad": True, "pinned": True}]
 
 
 def test_what_cannot_run_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Any], float | list[float]]) -> None:
         self.counts: list[int] = []
         self.seconds, self.spent = seconds, 0.0
-        monkeypatch.setattr(experiments, "_time", self)
+        monkeypatch.setattr(experiments, "seconds_of", self)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         # What other tests compiled is not part of this step.
         monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
@@ -401,7 +401,7 @@ def test_launches_vanish_in_a_graph(
     shares: dict[str, float], more: dict[str, Any], most: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch, lambda batch: 1.0)
-    monkeypatch.setattr(experiments, "_captured", lambda plain: plain if more.get("captured", True) else None)
+    monkeypatch.setattr(experiments, "captured_step", lambda plain: plain if more.get("captured", True) else None)
     attribution, observed = step_of(**shares)
     observed.device, observed.waits["sync"] = more.get("device", "H200"), more.get("sync", 0.0)
     ran = confirm(clock.step, None, False, attribution, observed)
@@ -447,7 +447,7 @@ def test_the_time_of_a_run_is_without_what_other_work_took(monkeypatch: pytest.M
         experiments, "ThreadClock", lambda: SimpleNamespace(now=lambda: next(readings), close=lambda: None)
     )
     ran: list[int] = []
-    assert experiments._time(lambda: ran.append(1), 2) == pytest.approx(0.003)
+    assert experiments.seconds_of(lambda: ran.append(1), 2) == pytest.approx(0.003)
     assert len(ran) == 2
 
 

@@ -16,34 +16,6 @@ from torch.utils.data import DataLoader
 
 from .program_hooks import Wrap, patched
 
-RESULTS = {
-    "SparseAdam": "the results: SparseAdam leaves rows as they are that a step does not use",
-    "set_float32_matmul_precision": "the results: factors of products have 10 bits of mantissa",
-    "num_workers": "random numbers that are drawn while loading",
-}
-"""What changes do not keep, by a word of their lines."""
-
-
-def _doubling(cores: int) -> list[int]:
-    return sorted({cores, *(1 << power for power in range(cores.bit_length()) if 1 << power <= cores)})
-
-
-SEARCHED: dict[str, Callable[[int], list[int]]] = {
-    "workers": lambda cores: [0, *_doubling(cores)],
-    "threads": _doubling,
-}
-"""Changes that choose a number, and the numbers to try on so many cores."""
-
-
-def changes_text(settings: dict[str, Any]) -> str:
-    """The lines of changes that choose numbers."""
-    lines = []
-    if (workers := settings.get("workers")) is not None:
-        lines.append(f"DataLoader(..., num_workers={workers}{', persistent_workers=True' * (workers > 0)})")
-    if threads := settings.get("threads"):
-        lines.append(f"torch.set_num_threads({threads})")
-    return "; ".join(lines)
-
 
 @contextmanager
 def changed(settings: dict[str, Any]) -> Iterator[None]:
@@ -67,6 +39,25 @@ def _loader(**arguments: Any) -> Patches:
         @wraps(original)
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
             bound = signature.bind(loader, *args, **kwargs).arguments | arguments
+            rest = bound.pop("kwargs", {})
+            original(**bound, **rest)
+
+        return init
+
+    return [(DataLoader, "__init__", wrap)]
+
+
+def _batches(size: int) -> Patches:
+    """DataLoaders that get a batch size get this one."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(loader, *args, **kwargs).arguments
+            if isinstance(bound.get("batch_size"), int):
+                bound["batch_size"] = size
             rest = bound.pop("kwargs", {})
             original(**bound, **rest)
 
@@ -172,6 +163,7 @@ def _flat(params: Any) -> list[Any]:
 
 CHANGES: dict[str, Callable[[Any], Patches]] = {
     "workers": lambda count: _loader(num_workers=count, persistent_workers=count > 0),
+    "batch_size": _batches,
     "pinned": lambda pinned: _loader(pin_memory=pinned),
     "optimizer": _optimizer,
     "zero_grad": _zero_grad,

@@ -13,7 +13,7 @@ from .program_source import Source, with_edits
 
 LOADER = ("torch.utils.data.DataLoader",)
 OPTIMIZERS = tuple(f"torch.optim.{kind}" for kind in ("Adam", "AdamW", "SGD", "Adagrad"))
-POSITIONS = {"num_workers": 5, "pin_memory": 7}
+POSITIONS = {"batch_size": 1, "num_workers": 5, "pin_memory": 7}
 """Where an argument of DataLoader may also be given without its name."""
 LINES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "threads": ("set_num_threads", str),
@@ -22,6 +22,7 @@ LINES: dict[str, tuple[str, Callable[[Any], str]]] = {
 """Functions of torch that a change calls once, and what they get."""
 ARGUMENTS: dict[str, tuple[tuple[str, ...], Callable[[Any], dict[str, str]]]] = {
     "workers": (LOADER, lambda count: {"num_workers": str(count), "persistent_workers": str(count > 0)}),
+    "batch_size": (LOADER, lambda size: {"batch_size": str(size)}),
     "pinned": (LOADER, lambda pinned: {"pin_memory": str(pinned)}),
     "optimizer": (OPTIMIZERS, lambda way: {way: "True"}),
 }

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import UsageError
 from ..machine import machine_facts
@@ -39,6 +39,8 @@ from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
 from ..measure.records import Attribution, Experiment, Observed, ProgramFacts
 from ..measure.saved_state import SavedState
 from ..runs.step_report import Report
+from . import live_trials
+from .live_trials import LiveStep
 
 Experiments = Callable[[Attribution, Observed], list[Experiment]]
 """Runs experiments for an attribution of what was observed."""
@@ -165,8 +167,11 @@ class Profiler:
     def _ceilings_of_machine(self, threads: int) -> Peaks | None:
         if not self._use_peaks:
             return None
-        say = (lambda text: None) if self._quiet else (lambda text: print(f"recperf: {text}", file=sys.stderr))
-        return machine_peaks.require(threads, say)
+        return machine_peaks.require(threads, self.say)
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(f"recperf: {text}", file=sys.stderr)
 
     def _ceilings(self, device: str, threads: int) -> Ceilings | None:
         if self._peaks is not None and device == "cpu" and not machine_peaks.has_threads(self._peaks, threads):
@@ -181,6 +186,7 @@ def profile(
     model: nn.Module | None = None,
     *,
     confirm: bool | None = None,
+    try_changes: bool = False,
     light: bool = False,
     quiet: bool = False,
 ) -> Report:
@@ -195,6 +201,9 @@ def profile(
     `report.steps_trained` calls of the step leave, on the batches in the order in which they were drawn. Where the step
     holds something that cannot be put back, such as an iterator, or a copy does not fit in memory, there are none, and
     the notes of the report say why.
+
+    With `try_changes` what can be switched in a live step is tried too, and undone: threads, fused optimizers, workers
+    of a DataLoader, a CUDA graph. The advice of the report has the gains.
     """
     last: list[Any] = []
     run, takes_batch = step, False
@@ -230,6 +239,14 @@ def profile(
                     break
     finally:
         repeated.undo()
+    if try_changes:
+        optimizers = list(profiler.watch.stepped) if profiler.watch else []
+        source = None if isinstance(batches, Iterator) or not takes_batch else batches
+        # The iterator of a loader may have processes, which are not saved.
+        reached = [source.dataset, source.batch_sampler, source.sampler] if isinstance(source, DataLoader) else [source]
+        roots = [step, last, model, optimizers, *reached]
+        live = LiveStep(run if takes_batch else lambda _: step(), source, last, optimizers, roots)
+        live_trials.try_changes(live, profiler.report, profiler.say)
     return profiler.report
 
 

@@ -17,12 +17,9 @@ from typing import Any
 
 from .program_trial import BECOME, FORK
 from .script import Program
+from .trial_search import NotTried
 
 CHILD = f"{__package__}.program_trial"
-
-
-class NotTried(Exception):
-    """Why a change could not be measured."""
 
 
 class Ended(NotTried):

@@ -373,11 +373,14 @@ def larger_batch(evidence: AdviceFacts) -> Advice | None:
         return None
     seen = f"Python, operator calls and launches take {evidence.cost(fixed)}, however large the batch ({size:,})."
     change = f"DataLoader(..., batch_size={2 * size})  # more samples per second; the learning rate may need tuning"
+    settings = {"batch_size": 2 * size}
     if evidence.counts_host:
-        return evidence.advice("batch", seen, change, evidence.ms("dispatch") / 2, 0.0, -evidence.host_ms / 2)
+        return evidence.advice(
+            "batch", seen, change, evidence.ms("dispatch") / 2, 0.0, -evidence.host_ms / 2, **settings
+        )
     # At best nothing depends on the batch.
     whole = evidence.step_ms / 2
-    return evidence.advice("batch", seen, change, whole, whole - fixed / 2)
+    return evidence.advice("batch", seen, change, whole, whole - fixed / 2, **settings)
 
 
 RULES = (

@@ -274,7 +274,7 @@ def repeated_passes(evidence: AdviceFacts) -> Advice | None:
     regions = grouped((row for row in own if not optimizer_of(row.part)), lambda row: row.part)
     rows = max(regions.values(), key=lambda rows: sum(row.ms for row in rows), default=[])
     goes, calls = sum(row.ms for row in rows), sum(row.calls for row in rows)
-    if calls < 2:
+    if calls < 2 or not goes:
         return None
     moved = sum(row.bytes for row in rows)
     part = rows[0].part

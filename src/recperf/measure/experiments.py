@@ -87,7 +87,7 @@ def confirm(
 def _replay(plain: Callable[[], object], step_ms: Percentiles, share: float) -> Experiment:
     """Without waiting for input the step must take the rest of its time."""
     count = max(3, min(50, int(300 / step_ms.p50)))
-    times = percentiles([_time(plain, 1) * 1e3 / step_ms.p50 for _ in range(count)])
+    times = percentiles([seconds_of(plain, 1) * 1e3 / step_ms.p50 for _ in range(count)])
     spread = (times.p80 - times.p20 + (step_ms.p80 - step_ms.p20) / step_ms.p50) / 2
     return _judged(REPLAY, times.p50, spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
 
@@ -127,7 +127,7 @@ def _variants(
         yield Variant(HOT_IDS, plain, (0.0, 1 - 0.3 * random_rows), SAME, _HotIds)
     # A step that waits for the device cannot be captured.
     if not on_cpu and own["launch"] >= 0.2 and not observed.waits.get("sync"):
-        captured = _captured(plain)
+        captured = captured_step(plain)
         if captured is not None:
             gone = sum(share for limit, share in own.items() if GRAPH in LIMITS[limit].removed_by)
             yield Variant(GRAPH, captured, (0.0, 1 - 0.5 * gone), SAME)
@@ -174,12 +174,12 @@ def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> Experi
     count = max(1, min(100, int(0.05 / step_s)))
     try:
         with variant.around():
-            _time(variant.run, 2)
+            seconds_of(variant.run, 2)
         ratios = []
         for _ in range(TURNS):
-            before = _time(plain, count)
+            before = seconds_of(plain, count)
             with variant.around():
-                changed = _time(variant.run, count)
+                changed = seconds_of(variant.run, count)
             ratios.append(changed / before)
     except Exception as error:
         why = f"not possible: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -206,7 +206,7 @@ def _text(expected: Range) -> str:
     return f"{low:.2f} to {high:.2f} times the step" if low else f"at most {high:.2f} times the step"
 
 
-def _time(run: Callable[[], object], count: int) -> float:
+def seconds_of(run: Callable[[], object], count: int) -> float:
     """Seconds of one run, without those in which other work had the core, as of observed steps."""
     clock = ThreadClock()
     synchronize()
@@ -312,7 +312,7 @@ class _HotIds(DispatchMode):
         return self._ids[key]
 
 
-def _captured(step: Callable[[], object]) -> Callable[[], object] | None:
+def captured_step(step: Callable[[], object]) -> Callable[[], object] | None:
     """The step as a CUDA graph; None where it cannot be captured."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()

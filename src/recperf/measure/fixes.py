@@ -120,7 +120,8 @@ class Predictor:
         advice = larger_batch_of(self.evidence) if self.evidence.ceilings else None
         if advice is None:
             return None
-        advice = replace(advice, change=f"--train.batch-size {2 * self.batch_size}", note="In samples per second")
+        advice = replace(advice, change=f"--train.batch-size {2 * self.batch_size}", settings={},
+                         note="In samples per second")  # fmt: skip
         if not self.doubt:
             return advice
         unknown = {"predicted_gain": None, "predicted_range": None, "note": f"Not predicted: {self.doubt}"}
