@@ -4,7 +4,8 @@ FILE has a line "user item" for each event in the order of time, or a line "user
     python benchmarks/next_item.py FILE --seeds 5 --device cuda --goal 0.06
 Each user's last item is the test and the one before it the validation. After each epoch all items are ranked for both,
 those of the history left out; the epoch with the best validation NDCG@10 counts. next-item has its settings for the
-data and the device, and its counts; hstu and both plain models have none. Times are those of training alone, without
+data and the device, and its counts; hstu and both plain models have none. Evaluations and their end are as configured,
+as are the users whose validation items choose the epoch. Times are those of training alone, without
 evaluations, from the first step on; `cpu_seconds` has all that the process did up to the best epoch.
 """
 
@@ -87,7 +88,9 @@ def ours(data: NextItemData, config: NextItemRunConfig, seed: int) -> tuple[Prep
     return prepared, Side(epoch, score, prepared.settings.sync or (lambda: None), fit)
 
 
-def measured(data: NextItemData, side: Side, options: argparse.Namespace, label: str) -> dict[str, float]:
+def measured(
+    data: NextItemData, side: Side, targets: tuple[Targets, Targets], options: argparse.Namespace, label: str
+) -> dict[str, float]:
     """The best epoch by validation, its test metrics, and how long training took to the goal and to that epoch."""
     seconds, reached, best, waited, began = 0.0, float("nan"), {NEXT_ITEM.choosing: -1.0}, 0, time.process_time()
     for number in range(options.epochs):
@@ -99,7 +102,7 @@ def measured(data: NextItemData, side: Side, options: argparse.Namespace, label:
         if (number + 1) % options.every and seconds < options.seconds:
             continue
         side.fit()
-        test, validation = (rank(data, part, side.score, seen="left-out").metrics() for part in splits(data))
+        test, validation = (rank(data, part, side.score, seen="left-out").metrics() for part in targets)
         if test["ndcg_10"] >= options.goal and not reached <= seconds:
             reached = seconds
         waited += 1
@@ -117,10 +120,6 @@ def measured(data: NextItemData, side: Side, options: argparse.Namespace, label:
         if waited >= options.patience or seconds >= options.seconds:
             break
     return {**best, "seconds_to_goal": reached, "seconds_an_epoch": seconds / (number + 1)}
-
-
-def splits(data: NextItemData) -> tuple[Targets, Targets]:
-    return data.test(), data.validation()
 
 
 def changed(config: NextItemRunConfig, settings: list[str]) -> NextItemRunConfig:
@@ -163,9 +162,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--every", type=int, default=0, help="evaluate after every so many epochs; 0: as configured")
+    parser.add_argument("--every", type=int, default=0, help="evaluate after so many epochs; 0: as configured")
     parser.add_argument("--goal", type=float, default=GOAL, help="NDCG@10 to which the time counts")
-    parser.add_argument("--patience", type=int, default=0, help="evaluations without a better one after which to stop")
+    parser.add_argument("--patience", type=int, default=0, help="evaluations without a better one; 0: as configured")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of training after which a side stops")
     parser.add_argument("--set", nargs="*", default=[], help="settings of our models, such as model.dropout=0.3")
     parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
@@ -182,7 +181,10 @@ def main() -> None:
                     training = PlainTraining(data, options.device, seed, **plain_sizes(kind, prepared.config))
                     side = Side(training.epoch, training.score, side.sync)
                 label = f"{kind} {'' if kind.startswith('plain') else ' '.join(options.set)} seed {seed}"
-                results.append(measured(data, side, options, label))
+                targets, train = (data.test(), prepared.sequences.validation), prepared.config.train
+                looks = argparse.Namespace(**vars(options))
+                looks.every, looks.patience = options.every or train.evaluate_epochs, options.patience or train.patience
+                results.append(measured(data, side, targets, looks, label))
         conditions = {
             "file": options.file.name, "users": data.users, "items": data.items, "device": options.device,
             "seeds": options.seeds, "set": [] if kind.startswith("plain") else options.set,

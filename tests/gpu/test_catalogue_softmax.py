@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recperf.models.next_item.softmax import full_loss
 from recperf.ops.catalogue_softmax import Masks, softmax_loss, top
 
 pytestmark = [
@@ -123,3 +124,15 @@ def test_the_highest_scores() -> None:
         assert reached is not None
         own = (order == targets[:, None]).nonzero()[:, 1] + 1
         assert (reached == own).float().mean() > 0.99
+
+
+def test_next_items_in_bfloat16_use_the_kernel_and_come_close() -> None:
+    users, rows, targets = (one.detach() for one in drawn(300, 2000, 96, torch.float32))
+    losses = []
+    for low in (False, True):
+        leaves = [one.clone().requires_grad_() for one in (users, rows)]
+        loss = full_loss(leaves[0], leaves[1], targets, TEMPERATURE, low=low)
+        losses.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    for rounded, exact in zip(losses[1], losses[0]):
+        assert rounded.dtype == torch.float32
+        assert 0 < apart(rounded, exact.double()) < 2e-2

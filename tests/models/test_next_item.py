@@ -55,6 +55,8 @@ def test_the_work_of_the_full_loss_is_three_products_wherever_they_are_computed(
         full, drawn = (step(replace(config, loss=loss), tokens, 10, 10) for loss in ("full", "sampled"))  # type: ignore[arg-type]
         assert full["softmax"].flops == in_forward * tokens * 1000 * 8
         assert full["backward"].flops - drawn["backward"].flops == (6 - in_forward) * tokens * 1000 * 8
+    kernel, drawn = (step(replace(config, loss=loss), 1000, 10, 10, gpu=True, low=True) for loss in ("full", "sampled"))  # type: ignore[arg-type]
+    assert kernel["softmax"].flops == kernel["backward"].flops - drawn["backward"].flops == 4 * 1000 * 1000 * 8
 
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])

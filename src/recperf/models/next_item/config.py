@@ -16,8 +16,8 @@ declare("forward", "attention_input", "attention_output", "feed_forward", kind="
 declare("forward", "attention")
 declare("forward", "softmax", part="loss", kind="products")
 
-FULL_SOFTMAX_ITEMS = 40_000
-"""Catalogues of at most this many items are scored whole at every position."""
+FULL_SOFTMAX_ITEMS, FULL_ON_GPU = 40_000, 1_048_576
+"""Catalogues of at most this many items are scored whole at every position; on a GPU in bfloat16."""
 FEED_FORWARD = 4
 """Width of a transformer's feed-forward layer over that of a token."""
 CHUNK = 1 << 20
@@ -59,7 +59,7 @@ class NextItemConfig:
     scores, with weights that are fitted on the validation items."""
     loss: Literal["auto", "full", "sampled"] = "auto"
     """Softmax at every position over the whole catalogue, or over the next item and drawn ones. auto: the whole
-    catalogue, up to 40,000 items."""
+    catalogue, up to 40,000 items; up to 1,048,576 on a GPU in bfloat16."""
     negatives: int = 1024
     """Items drawn evenly for the sampled loss: once for all positions of a step."""
 
@@ -107,11 +107,11 @@ class NextItemConfig:
 
 def step(
     model: NextItemConfig, tokens: int, pairs: int, unique: int, *, rule: TableRule | None = None, gpu: bool = False,
-    averaged: bool = False,
+    low: bool = False, averaged: bool = False,
 ) -> dict[str, Cost]:  # fmt: skip
     """Work of a training step on `tokens` positions that see `pairs` items, by span; `unique` items are distinct.
     `rule`: how the rows of items that a step uses are updated; None: all are, with the rest. `gpu`: the full loss holds
-    its scores in parts. `averaged`: the weights are averaged."""
+    its scores in parts, or in bfloat16 (`low`) none. `averaged`: the weights are averaged."""
     dim, width, blocks = model.dim, model.width, model.blocks
     values = FLOAT * tokens
     forward = {
@@ -133,7 +133,10 @@ def step(
     # The loss computes gradients with its value: three products with the candidates, or two and the third later.
     candidates = min(model.candidates, model.items)
     scored, later = Cost(6 * tokens * candidates * dim, 2 * values * dim + 3 * FLOAT * candidates * dim), Cost()
-    if model.full_softmax and not gpu and tokens * candidates > CHUNK:
+    if model.full_softmax and gpu and low:
+        # The scores are computed twice, and vectors are rounded to half the bytes first.
+        scored = later = Cost(4 * tokens * candidates * dim, values * dim + FLOAT * candidates * dim)
+    elif model.full_softmax and not gpu and tokens * candidates > CHUNK:
         scored = Cost(4 * tokens * candidates * dim, 2 * values * dim + FLOAT * candidates * dim)
         later = Cost(2 * tokens * candidates * dim, values * dim + 2 * FLOAT * candidates * dim)
     dense = sum(model.part_parameters.values())

@@ -50,7 +50,7 @@ class NextItemModel(nn.Module):
         rows: SparseTables | None = None,
         low: bool = False,
     ) -> None:
-        """`low`: the products of the blocks have bfloat16 inputs."""
+        """`low`: the products of the blocks have bfloat16 inputs, on a GPU those with the whole catalogue too."""
         super().__init__()
         self.config, self.items, self.low = config, rows, low
         if rows is None:
@@ -119,7 +119,7 @@ class NextItemModel(nn.Module):
         with span("softmax"):
             if config.full_softmax:
                 vectors_ID = self.item_vectors() if vectors_ID is None else vectors_ID
-                return full_loss(users_TD, vectors_ID, targets_T - 1, config.temperature, batch.weights_T)
+                return full_loss(users_TD, vectors_ID, targets_T - 1, config.temperature, batch.weights_T, low=self.low)
             if drawn_K is None:
                 drawn_K = torch.randint(1, config.items + 1, (config.negatives,), device=targets_T.device)
                 scored_ND = self.embedded(torch.cat([drawn_K, targets_T]))

@@ -1,4 +1,5 @@
-"""The softmax loss of next items, with its gradients computed in the forward pass, so that scores are never stored.
+"""The softmax loss of next items, with its gradients computed in the forward pass, so that scores are never stored; of
+a whole catalogue in bfloat16 by the kernel of the op.
 
 Shapes: T positions of all sequences, D width, K candidates, C positions of a chunk.
 """
@@ -21,11 +22,14 @@ MOST = 60.0
 
 def full_loss(
     users_TD: Tensor, items_KD: Tensor, targets_T: Tensor, temperature: float, weights_T: Tensor | None = None,
-    *, bounded: bool = True,
+    *, bounded: bool = True, low: bool = False,
 ) -> Tensor:  # fmt: skip
     """The mean over positions of -log softmax(users . items / temperature) at the target, a row of the items; with
-    `weights_T` the weighted sum. `bounded`: no product is above 1."""
-    if users_TD.device.type == "cpu" and len(users_TD) * len(items_KD) > CHUNK:
+    `weights_T` the weighted sum. `bounded`: no product is above 1. `low`: on a GPU the vectors are rounded to
+    bfloat16."""
+    if low and users_TD.is_cuda:
+        users_TD, items_KD = users_TD.bfloat16(), items_KD.bfloat16()
+    if users_TD.dtype == torch.bfloat16 or (not users_TD.is_cuda and len(users_TD) * len(items_KD) > CHUNK):
         return softmax_loss(
             users_TD, items_KD, targets_T, temperature=temperature, bounded=bounded, weights_T=weights_T
         )

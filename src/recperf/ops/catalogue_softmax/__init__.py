@@ -223,9 +223,9 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _body(impl: Name, users_TD: Tensor) -> ModuleType:
-    """The implementation. Kernels do not compute float64, and that of a GPU, compared in Triton's interpreter only, is
-    used on request."""
-    plain = users_TD.dtype == torch.float64 or users_TD.is_cuda
+    """The implementation. Kernels do not compute float64, and that of a GPU is for bfloat16: in float32 torch's own
+    products are used unless it is requested."""
+    plain = users_TD.dtype == torch.float64 or (users_TD.is_cuda and users_TD.dtype != torch.bfloat16)
     return choose("reference" if impl == "auto" and plain else impl, users_TD.device)[0]
 
 

@@ -88,8 +88,7 @@ def settings_of(config: NextItemRunConfig) -> Settings:
     if precision == "tf32" and not on_gpu:
         raise MachineError("a CPU has no tf32", fix="--train.precision float32")
     if precision == "auto":
-        low = on_gpu and model.encoder == "transformer" and torch.cuda.get_device_capability()[0] >= 8
-        return replace(settings, precision="bfloat16" if low else "tf32" if on_gpu else "float32")
+        precision = ("bfloat16" if config.low else "tf32") if on_gpu else "float32"
     return replace(settings, precision=precision)
 
 
@@ -138,8 +137,8 @@ class PreparedSequences(RankedSequences):
         lengths_B = batch.lengths_B
         pairs = int((lengths_B * (lengths_B + 1) // 2).sum())
         tokens, gpu = int(lengths_B.sum()), self.settings.device.type == "cuda"
-        averaged = self.config.averaged_steps > 0
-        return step(self.config.model, tokens, pairs, unique, rule=self.config.rule, gpu=gpu, averaged=averaged)
+        how = {"low": self.settings.precision == "bfloat16", "averaged": self.config.averaged_steps > 0}
+        return step(self.config.model, tokens, pairs, unique, rule=self.config.rule, gpu=gpu, **how)
 
     def table_bytes(self) -> tuple[int, int]:
         row = FLOAT * self.config.model.dim

@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...execution.tables import require_table_memory
 from ...execution.workload import Estimate, TrialsConfig, Workload, quality_claims
 from ...measure.cost import FLOAT
-from ...models.next_item.config import NextItemConfig, memory, step
+from ...models.next_item.config import FULL_ON_GPU, NextItemConfig, memory, step
 from ...models.tiers.config import TablesConfig
 from ...ops.table_rules import RULES, TableRule
 from ...tasks import NEXT_ITEM
@@ -145,6 +145,12 @@ class NextItemRunConfig(TrialsConfig):
         return RULES.get(self.optimizer)
 
     @property
+    def low(self) -> bool:
+        """Whether a GPU multiplies in bfloat16."""
+        fits = self.model.encoder == "transformer" and self.train.precision in ("auto", "bfloat16")
+        return fits and has_gpu(self.train.device)
+
+    @property
     def averaged_steps(self) -> int:
         """Steps over which all weights are averaged. Where a step updates some rows of items only, the mean of the
         others would be of another time."""
@@ -238,6 +244,8 @@ def resolve(config: NextItemRunConfig) -> NextItemRunConfig:
     data = read(config.data.path, config.data)
     config = replace(config, data=with_split(config.data, data.split))
     model = with_sizes(config, data).model
+    if config.low and model.loss == "auto" and config.rule is None and data.items <= FULL_ON_GPU:
+        model = replace(model, loss="full")
     buckets = 0 if data.times_E is None else model.time_buckets
     values = data.values() if config.data.features else None
     rows = values.rows if values else 0
@@ -248,12 +256,13 @@ def estimate(config: NextItemRunConfig) -> Estimate:
     """Counts a step whose sequences all have the maximum length."""
     model, batch = config.model, config.train.batch_size
     tokens, gpu = batch * model.max_length, has_gpu(config.train.device)
+    low, averaged = config.low, config.averaged_steps > 0
     pairs, unique = tokens * (model.max_length + 1) // 2, min(tokens, model.items)
     return Estimate(
         parameters={"items": model.table_parameters, **model.part_parameters},
         table_bytes=FLOAT * model.table_parameters,
-        step=step(model, tokens, pairs, unique, rule=config.rule, gpu=gpu, averaged=config.averaged_steps > 0),
-        memory=memory(model, batch, rule=config.rule, averaged=config.averaged_steps > 0),
+        step=step(model, tokens, pairs, unique, rule=config.rule, gpu=gpu, low=low, averaged=averaged),
+        memory=memory(model, batch, rule=config.rule, averaged=averaged),
         state_bytes=FLOAT * (model.items + 1) * RULES.get(config.optimizer, RULES["adam"]).state_width(model.dim),
         table_rows=model.items + 1,
     )
