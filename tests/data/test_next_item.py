@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from recperf.data import next_item
 from recperf.data.config import SplitOptions
 from recperf.data.events.imports import import_events
 from recperf.data.events.options import ImportOptions
@@ -58,3 +60,14 @@ def test_a_split_by_time_predicts_the_first_item_after_a_moment_for_users_with_a
     assert pairs(data.validation(), data) == [(0, [1, 2, 1], 3)]
     assert pairs(data.test(), data) == [(1, [2, 3], 1)]
     assert data.train().ends_S.tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("taken", [0.5, 1.0])
+def test_taken_events_are_counted_in_parts(taken: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(5)
+    for part in (1, 3, 100):
+        monkeypatch.setattr(next_item, "PART", part)
+        for events in (1, 5, 21):
+            taken_E, positions_N = draw.random(events) < taken, draw.integers(0, events + 1, 13)
+            expected = np.append(0, np.cumsum(taken_E))[positions_N]
+            assert next_item._before(taken_E, positions_N).tolist() == expected.tolist()

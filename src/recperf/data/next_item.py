@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from .known.event_files import open_events
 from .split.events import LEAST_TAKEN, EventSplit, of_events
 
 MOST_EVENTS = 1 << 30
+PART = 1 << 24
+"""Events that are counted at a time."""
 FOLLOWS = 0.9
 """Share of planted events whose group follows from the last two; the group of the others is drawn evenly."""
 SHORTEST, LONGEST = 10, 30
@@ -78,18 +80,22 @@ class NextItemData:
             what = f"{store.events:,} events are too many for next-item models, which hold all of them in memory"
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
         split = split or of_events(store, EventSplitOptions())
-        chosen_E = split.taken(slice(None))
+        chosen_E: Any = split.taken(slice(None))
         if not chosen_E.any():
             what = f"no event of {store.name} says that a user took an item"
             raise DataError(what, where={"store": store.folder}, fix="check the label that was imported")
-        items_E = store.items_at(slice(None))[chosen_E]
+        offsets_U1 = _before(chosen_E, store.user_first_U1)
+        if chosen_E.all():
+            # Without copies of all events.
+            chosen_E = slice(None)
+        items_E = store.items_at(slice(None))[chosen_E].astype(np.int32)
         padding_id = 0 if items_E.min() > 0 else -1
         return NextItemData(
             name=store.name,
             items=store.items - 1 - padding_id,
             users=store.users,
-            offsets_U1=np.concatenate([[0], np.cumsum(chosen_E)])[store.user_first_U1],
-            items_E=(items_E - padding_id).astype(np.int32),
+            offsets_U1=offsets_U1,
+            items_E=items_E - np.int32(padding_id),
             times_E=store.times_E[:][chosen_E].astype(np.int64) if store.time_order == "time" else None,
             split=split,
             store=store,
@@ -132,10 +138,26 @@ class NextItemData:
             ends_U = ends_U.copy()
             ends_U[users_N] -= 2
             return ends_U, targets[0], targets[1]
-        before_E1 = np.concatenate([[0], np.cumsum(self.split.taken(slice(None)))])
-        validation, test = (self.split.targets(part) for part in ("choose", "valid"))
-        targets = [Targets(users_N, before_E1[positions_N]) for users_N, positions_N in (validation, test)]
-        return before_E1[self.split.cuts[0]], targets[0], targets[1]
+        taken_E, parts = self.split.taken(slice(None)), [self.split.targets(part) for part in ("choose", "valid")]
+        targets = [Targets(users_N, _before(taken_E, positions_N)) for users_N, positions_N in parts]
+        return _before(taken_E, self.split.cuts[0]), targets[0], targets[1]
+
+
+def _before(taken_E: NDArray[np.bool_], positions_N: Longs) -> Longs:
+    """How many events before each position users took."""
+    if taken_E.all():
+        return positions_N.astype(np.int64)
+    # Sums of parts, so that there is no number for each event.
+    edges_P1 = np.append(np.arange(0, len(taken_E), PART), len(taken_E))
+    sums_P = np.append(0, np.cumsum(np.add.reduceat(taken_E, edges_P1[:-1], dtype=np.int64)))
+    before_N, order_N = np.empty(len(positions_N), np.int64), np.argsort(positions_N, kind="stable")
+    bounds_P1 = np.searchsorted(positions_N[order_N], edges_P1)
+    bounds_P1[-1] = len(order_N)
+    for part, (begin, end) in enumerate(zip(edges_P1, edges_P1[1:])):
+        some = order_N[bounds_P1[part] : bounds_P1[part + 1]]
+        within = np.append(0, np.cumsum(taken_E[begin:end]))
+        before_N[some] = sums_P[part] + within[positions_N[some] - begin]
+    return before_N
 
 
 def read(path: Path, options: EventSplitOptions) -> NextItemData:

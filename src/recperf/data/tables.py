@@ -6,6 +6,7 @@ Shapes: N rows, D numbers, S slots of ids (one for each id a row can have).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ from ..errors import DataError, MachineError, closest, shorten_middle
 Table = Any
 """A pyarrow.Table."""
 MOST_EXAMPLES = 3
+FEW_IDS = 1 << 13
+"""Ids that are looked up one by one among those in ascending order."""
 EMPTY = -1
 """In the slots of a feature with several ids: no id."""
 Split = Literal["train", "valid", "fit", "choose"]
@@ -200,6 +203,8 @@ class Ids:
         compute, arrow, column, values = pyarrow(".compute"), pyarrow(), one_array(column), self.values
         if self.text and is_text(column):
             column = as_text(column)
+            if len(column) <= FEW_IDS:
+                return self._found(column.to_pylist())
         else:
             column, (values, repeated) = whole_numbers(column, self.role), self._whole
             several = column.filter(compute.is_in(column, value_set=repeated))
@@ -207,8 +212,37 @@ class Ids:
                 same = self.values.filter(compute.equal(values, several[0])).to_pylist()[:2]
                 what = f"{self.role} {several[0]} may be {same[0]!r} or {same[1]!r}"
                 raise DataError(what, fix=f"give each {self.role} as text")
+            if len(column) <= FEW_IDS:
+                return self._found_numbers(column)
+        # It arranges all ids anew at each call.
         indices = compute.fill_null(compute.index_in(column, value_set=values, skip_nulls=True), -1)
         return np.asarray(indices.cast(arrow.int64()))
+
+    def _found(self, texts: list[str | None]) -> NDArray[np.int64]:
+        ascending, places_V = self._texts
+        found = []
+        for text in texts:
+            at = 0 if text is None else bisect_left(range(len(places_V)), text, key=lambda at: ascending[at].as_py())
+            there = text is not None and at < len(places_V) and ascending[at].as_py() == text
+            found.append(int(places_V[at]) if there else -1)
+        return np.array(found, np.int64)
+
+    def _found_numbers(self, column: Any) -> NDArray[np.int64]:
+        numbers_V, places_V = self._ascending
+        if not len(places_V):
+            return np.full(len(column), -1)
+        asked_N, valid_N = column.fill_null(0).to_numpy(), np.asarray(column.is_valid())
+        at_N = np.searchsorted(numbers_V, asked_N).clip(max=len(places_V) - 1)
+        return np.where(valid_N & (numbers_V[at_N] == asked_N), places_V[at_N], -1)
+
+    @cached_property
+    def _texts(self) -> tuple[Any, NDArray[np.int64]]:
+        return _ascending(self.values)
+
+    @cached_property
+    def _ascending(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        values, places_V = _ascending(self._whole[0])
+        return values.to_numpy(), places_V
 
     @cached_property
     def _whole(self) -> tuple[Any, Any]:
@@ -226,6 +260,12 @@ class Ids:
         indices = self.indices(column)
         known = indices >= 0
         return np.where(known, self.numbers_V[np.maximum(indices, 0)] if len(self) else 0, 0), known
+
+
+def _ascending(values: Any) -> tuple[Any, NDArray[np.int64]]:
+    """The values but null in ascending order, the first of equal ones first, and the place of each."""
+    order_V = pyarrow(".compute").sort_indices(values)[: len(values) - values.null_count]
+    return values.take(order_V), np.asarray(order_V).astype(np.int64)
 
 
 def one_array(column: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -167,13 +168,20 @@ def histories(data: NextItemData, targets: Targets, last: int | None = None) -> 
     return ranges(begins_N, ends_N - begins_N)
 
 
+_seen: WeakKeyDictionary[NextItemData, Seen] = WeakKeyDictionary()
+
+
 def seen_by_default(data: NextItemData) -> Seen:
     """Items that users have met are left out, unless the training events show that users take items again."""
-    train = data.train()
-    blocks = _blocks(train.ends_S - train.begins_S, ENTRIES)
-    parts = (histories(data, Targets(train.users_S[first:stop], train.ends_S[first:stop])) for first, stop in blocks)
-    rows = ((torch.from_numpy(rows_P), torch.from_numpy(data.items_E[events_P])) for rows_P, events_P in parts)
-    return "kept" if repeated_share(rows) > REPEATS else "left-out"
+    if data not in _seen:
+        train = data.train()
+        blocks = _blocks(train.ends_S - train.begins_S, ENTRIES)
+        parts = (
+            histories(data, Targets(train.users_S[first:stop], train.ends_S[first:stop])) for first, stop in blocks
+        )
+        rows = ((torch.from_numpy(rows_P), torch.from_numpy(data.items_E[events_P])) for rows_P, events_P in parts)
+        _seen[data] = "kept" if repeated_share(rows) > REPEATS else "left-out"
+    return _seen[data]
 
 
 def training_events(data: NextItemData) -> NDArray[np.bool_]:
@@ -476,9 +484,11 @@ class RecentPopularity:
     def options(data: NextItemData) -> list[RecentPopularity]:
         """With the time of all events, half of it, and so on."""
         assert data.times_E is not None
-        trained_E = training_events(data)
-        items_N = torch.from_numpy(data.items_E[trained_E].astype(np.int64) - 1)
-        shares = RecentShares(items_N, torch.from_numpy(data.times_E[trained_E]), data.items)
+        events_N = np.flatnonzero(training_events(data)).astype(np.int32)
+        # In order, so that no second copy is needed.
+        events_N = events_N[np.argsort(data.times_E[events_N], kind="stable")]
+        items_N = torch.from_numpy(data.items_E[events_N] - 1)
+        shares = RecentShares(items_N, torch.from_numpy(data.times_E[events_N]), data.items)
         return [RecentPopularity(data, shares, seconds) for seconds in shares.halvings()]
 
     def __call__(self, targets: Targets) -> Tensor:

@@ -176,11 +176,13 @@ class RecentShares:
     @cached_property
     def _codes_N(self) -> Tensor:
         """Item in the upper bits, time in the lower 32."""
-        return (self.items_N << 32 | self.times_N).sort()[0]
+        return (self.items_N.long() << 32 | self.times_N).sort()[0]
 
     @cached_property
     def _by_time(self) -> tuple[Tensor, Tensor]:
         """Times, ascending, and the items of the events."""
+        if bool((self.times_N[1:] >= self.times_N[:-1]).all()):
+            return self.times_N, self.items_N
         times_N, order_N = self.times_N.sort(stable=True)
         return times_N, self.items_N[order_N]
 

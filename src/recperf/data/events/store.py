@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,7 +256,7 @@ def originals(folder: Path, role: str) -> list[int | str]:
     if hashlib.sha256(content).hexdigest() != imported.originals[role].sha256:
         what = f"the event store is damaged: {path.name} is not the file that was written"
         raise DataError(what, where={"file": path}, fix=f"remove {folder} and import it again")
-    return [decode(line) for line in content.split(b"\n")[:-1]]
+    return cast(list[int | str], decode(b"[" + content.rstrip(b"\n").replace(b"\n", b",") + b"]"))
 
 
 def content_digest(manifest: EventManifest) -> str:

@@ -61,6 +61,10 @@ FACT_MEANINGS = [
     "the model's highest score of all items",
     f"its lead over the score of rank {LIST}",
 ]
+HELD_OUT = 1 << 16
+"""Users whose held-out items are read at a time."""
+PACED = 10_000_000
+"""Events between which the usual time is that of all."""
 LABELLESS = "this model predicts the next item, not a label: it scores no rows"
 Longs = NDArray[np.int64]
 
@@ -121,9 +125,9 @@ class ServedItems(Served):
         indices = self.users.indices(users)
         ends_U = self.data.offsets_U1[indices + 1]
         if self.request_time is not None and self.data.times_E is not None:
-            before_E1 = np.concatenate([[0], np.cumsum(self.data.times_E < self.request_time)])
-            begins_U = self.data.offsets_U1[indices]
-            ends_U = begins_U + before_E1[ends_U] - before_E1[begins_U]
+            ranges = zip(self.data.offsets_U1[indices].tolist(), ends_U.tolist())
+            earlier = (np.searchsorted(self.data.times_E[begin:end], self.request_time) for begin, end in ranges)
+            ends_U = self.data.offsets_U1[indices] + np.fromiter(earlier, np.int64, len(indices))
         known = np.flatnonzero((indices >= 0) & (ends_U > self.data.offsets_U1[indices]))
         requested = self._stored(Targets(indices[known], ends_U[known]))
         if self.data.times_E is not None:
@@ -144,14 +148,19 @@ class ServedItems(Served):
         """When recommendations are requested; where that is not said, now, or a usual time after the newest event where
         that is earlier: a model knows nothing of later days."""
         assert self.data.times_E is not None
-        newest = int(self.data.times_E.max()) + self.pace
-        return min(int(time()), newest) if self.request_time is None else self.request_time
+        return min(int(time()), self._newest + self.pace) if self.request_time is None else self.request_time
+
+    @cached_property
+    def _newest(self) -> int:
+        assert self.data.times_E is not None
+        return int(self.data.times_E.max())
 
     @cached_property
     def pace(self) -> int:
-        """The median time between two events of a user."""
+        """The median time between two events of a user; of many users it is that of some at equal distances."""
         assert self.data.times_E is not None
-        rows_P, events_P = histories(self.data, Targets(np.arange(self.data.users), self.data.offsets_U1[1:]))
+        users_U = np.arange(0, self.data.users, -(-len(self.data.times_E) // PACED))
+        rows_P, events_P = histories(self.data, Targets(users_U, self.data.offsets_U1[users_U + 1]))
         gaps = np.diff(self.data.times_E[events_P])[rows_P[1:] == rows_P[:-1]]
         return max(1, int(np.median(gaps))) if len(gaps) else 1
 
@@ -203,8 +212,7 @@ class ServedItems(Served):
 
     def _ranked(self, requested: ItemHistories, rows: Longs, count: int) -> Tensor:
         """Logits of all items for histories in these rows of `count`; without a history frequent items come first."""
-        counts_I = torch.from_numpy(self.item_events().astype(np.float32))
-        logits_BI = ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log().repeat(count, 1)
+        logits_BI = self._frequent.repeat(count, 1)
         first = 0
         for batch in self._batches(requested):
             part = torch.from_numpy(rows[first : first + len(batch)])
@@ -212,7 +220,17 @@ class ServedItems(Served):
             first += len(part)
         return logits_BI
 
+    @cached_property
+    def _frequent(self) -> Tensor:
+        """Logits by training events, of which one is spread over all items."""
+        counts_I = torch.from_numpy(self.item_events().astype(np.float32))
+        return ((counts_I + 1 / len(counts_I)) / (counts_I.sum() + 1)).log()
+
     def item_events(self) -> Longs:
+        return self._item_events
+
+    @cached_property
+    def _item_events(self) -> Longs:
         return item_counts(self.data)
 
     def seen(self, user: int) -> Tensor:
@@ -223,14 +241,16 @@ class ServedItems(Served):
         return torch.from_numpy(np.unique(items_E).astype(np.int64) - 1)
 
     def held_out(self, seed: int) -> Iterator[tuple[Table, ItemHistories]]:
-        """The histories before test items."""
-        test = self.data.test()
-        targets_N = self.data.items_E[test.positions_N].astype(np.int64) - 1
-        columns = {
-            self.users.role: self.users.values.take(pyarrow().array(test.users_N)),
-            self.items.role: self.items.values.take(pyarrow().array(targets_N)),
-        }
-        yield pyarrow().table(columns), self._stored(test)
+        """The histories before test items, of some users at a time."""
+        whole = self.data.test()
+        for first in range(0, len(whole), HELD_OUT):
+            test = Targets(whole.users_N[first : first + HELD_OUT], whole.positions_N[first : first + HELD_OUT])
+            targets_N = self.data.items_E[test.positions_N].astype(np.int64) - 1
+            columns = {
+                self.users.role: self.users.values.take(pyarrow().array(test.users_N)),
+                self.items.role: self.items.values.take(pyarrow().array(targets_N)),
+            }
+            yield pyarrow().table(columns), self._stored(test)
 
 
 class ServedSequences(ServedItems):
