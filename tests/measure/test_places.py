@@ -272,6 +272,56 @@ def test_repeats_of_a_short_program_agree_within_their_intervals(tmp_path: Path)
             assert other[place].low <= one[place].high
 
 
+WORKERS = """
+import multiprocessing
+import time
+import torch
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 160
+
+    def parse(self, index):
+        total = 0
+        for number in range(90000): total += number  # PARSE
+        return total
+
+    def __getitem__(self, index):
+        time.sleep(0.0005)  # READ
+        return torch.rand(16) + self.parse(index) % 2
+
+def serve(event):
+    while not event.is_set():
+        time.sleep(0.02)  # SERVE
+
+if __name__ == "__main__":
+    event = multiprocessing.Event()
+    other = multiprocessing.Process(target=serve, args=(event,), daemon=True)
+    other.start()
+    model = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in torch.utils.data.DataLoader(Rows(), 4, num_workers=1):
+        model(x).mean().backward()
+        optimizer.step()
+"""
+
+
+def test_the_line_of_a_slow_worker(tmp_path: Path) -> None:
+    profile = profiled(tmp_path / "train.py", WORKERS)
+    largest = profile.places[0]
+    assert (largest.limit, largest.function, largest.line) == ("input", "parse", line_of(WORKERS, "PARSE"))
+    assert largest.low < largest.share < largest.high <= 1
+    workers, other = sorted(profile.children, key=lambda one: one.what)
+    assert (workers.what, workers.processes, other.what) == ("DataLoader workers", 1, "serve")
+    assert workers.busy > 0.5
+    lines = {row.line: row for row in workers.lines}
+    assert line_of(WORKERS, "READ") in lines
+    assert other.lines[0].off > 0.5 > lines[line_of(WORKERS, "PARSE")].off
+    assert sum(row.share for row in workers.lines) == pytest.approx(1)
+    assert other.lines[0].line == line_of(WORKERS, "SERVE")
+    assert "parse: " in render(report_of(profile))
+
+
 def test_intervals_by_hand() -> None:
     assert wilson(0.5, 96) == pytest.approx((0.402, 0.598), abs=1e-3)
     assert wilson(1.0, 30) == pytest.approx((0.886, 1.0), abs=1e-3)

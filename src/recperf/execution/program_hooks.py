@@ -318,7 +318,7 @@ class Hooks(ExitStack):
         if self.stops > 1:
             notes.append("the program caught the exception that stops it, and ran to its end")
         if self.workers:
-            notes.append(f"batches come from {self.workers} worker processes, whose own time is not divided further")
+            notes.append(f"batches come from {self.workers} worker processes")
         if self._input_threads - {self._step_thread}:
             notes.append("batches are prepared in another thread: waiting for them is seen as blocked time")
         if not any(loader.batches for loader in self._loaders.values()) and not self._input_calls:

@@ -64,6 +64,7 @@ def explain(
         operators=attribution.operators,
         places=places,
         stacks=seen.stacks,
+        children=seen.children,
         advice=advise(AdviceFacts(seen, attribution.operators, ceilings, facts)) if facts else [],
         step_ms=seen.step_ms,
         notes=seen.notes,

@@ -189,6 +189,30 @@ class TracedStep(Struct):
     calls: list[TracedCall]
 
 
+class ChildTime(Place, frozen=True, kw_only=True):
+    """A line that a process of the program runs."""
+
+    share: Number
+    """Of the time in which the processes work."""
+    low: Number
+    high: Number
+    samples: int
+    off: Number
+    """Share of its time off the processor: it sleeps, or waits for a lock or a disk."""
+
+
+class Children(Struct):
+    """Processes that the program started, such as the workers of its DataLoader."""
+
+    what: str
+    processes: int
+    samples: int
+    """While they worked."""
+    busy: Number
+    """Share of their time in which they worked."""
+    lines: list[ChildTime]
+
+
 class Observed(Struct):
     """The figures of a step that its verdict follows from, in ms per step."""
 
@@ -228,6 +252,8 @@ class Observed(Struct):
     lines: list[LineShare] = []
     stacks: list[SampledStack] = []
     """What the samples saw, largest first."""
+    children: list[Children] = []
+    """What other processes of the program did."""
     traced_ms: list[Number] = []
     """The traced steps, without their waits for input; empty: measured by an older recperf."""
     varies: dict[str, Number] = {}
@@ -360,6 +386,8 @@ class Explanation(Struct, kw_only=True):
     """Functions, files and lines of the program by limit, with their share of the step, largest first."""
     stacks: list[SampledStack] = []
     """What the samples of the stack saw, largest first."""
+    children: list[Children] = []
+    """What other processes of the program did, such as workers of its DataLoader."""
     advice: list[Advice]
     """Changes that would make the step faster, the largest predicted gain first."""
     step_ms: Percentiles

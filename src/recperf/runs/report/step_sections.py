@@ -9,7 +9,7 @@ from typing import Any
 from ...measure.limit_kinds import LIMITS
 from ...measure.limits import NOT_JUDGED
 from ...measure.places import place_text
-from ...measure.records import Advice, DividedOperator, Experiment, Explanation, PartTime, PlaceTime, Verdict
+from ...measure.records import Advice, Children, DividedOperator, Experiment, Explanation, PartTime, PlaceTime, Verdict
 from . import charts, timeline
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
@@ -73,6 +73,7 @@ def sections_of(
         *([] if advice is None else [Section("advice", "What to change", advice_blocks(advice))]),
         Section("shares", "Where the time goes", shares),
         Section("limits", "What limits the step", [*because, *doubts, *evidence]),
+        *child_sections(step.children),
         *timeline.flame(step.stacks, step.step_ms.p50),
         Section("operators", "Operators", operator_blocks(step.operators)),
     ]
@@ -151,6 +152,21 @@ def place_blocks(places: list[PlaceTime]) -> list[Block]:
     ]
     head = ("place", "limit", "share", "95% interval", "time")
     return [Table(head, rows, left=(1,), top=PLACES)] if rows else []
+
+
+def child_sections(children: list[Children]) -> list[Section]:
+    """What other processes of the program did while they worked."""
+    blocks: list[Block] = []
+    for one in children:
+        busy = f"{one.what}: {one.processes}, busy for {fmt.percent(one.busy)} of their time"
+        rows = [
+            cells(place_text(row, width=60), fmt.percent(row.share), fmt.ends(row.low, row.high), fmt.percent(row.off))
+            for row in one.lines
+        ]
+        note = f"Share: of the time in which they work, by {one.samples:,} samples of their stacks."
+        head = ("place", "share", "95% interval", "off the processor")
+        blocks += [Text(busy + ".", "lead"), Table(head, rows, note, top=PLACES)]
+    return [Section("children", "Worker processes", blocks)] if blocks else []
 
 
 def operator_blocks(operators: list[DividedOperator]) -> list[Block]:
