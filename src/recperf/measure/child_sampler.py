@@ -143,8 +143,8 @@ class _Sampler:
 
     def _take(self, frame: FrameType, wall: int, late: int) -> None:
         # What the sampler waited for a core, it did not wait for the interpreter.
-        before, self._queued = self._queued, _queued()
-        late = max(0, late - self._queued + before)
+        queued, self._queued = self._queued, _queued()
+        late = max(0, late - self._queued + queued)
         self._earliest = min(self._earliest, late)
         off = late - self._earliest < PROMPT_NS and self._is_off()
         positions, fetch, inside = list[FrameType](), 0, frame
