@@ -20,7 +20,7 @@ from recperf.execution import source_rules, step_profile, trial_search, trials
 from recperf.execution.fixes import difference
 from recperf.execution.script import Program, ScriptOutcome
 from recperf.execution.trial_search import ALL, Compared, NotTried, interval
-from recperf.execution.trials import Trials
+from recperf.execution.trials import Run, Trials
 from recperf.measure import advice_rules, observing
 from recperf.measure.ceilings import Ceilings
 from recperf.measure.records import Advice
@@ -102,9 +102,34 @@ def test_what_gains_is_tried_together_and_the_rest_is_dropped(monkeypatch: pytes
     assert by_name["pinned"].status == "no gain"
     assert (by_name["tf32"].status, by_name["tf32"].note) == ("not tried", "RuntimeError: no such device")
     assert (by_name["batch"].status, by_name["batch"].note) == ("not tried", "only its author can make this change")
-    assert by_name["zero_grad"].note == "losses are equal"
-    assert by_name["optimizer"].note == "losses are within tolerance (5e-06)"
+    assert by_name["zero_grad"].note == "losses are equal; measured in one run"
+    assert by_name["optimizer"].note == "losses are within tolerance (5e-06); measured in one run"
     assert str(by_name["sparse"].note).startswith("losses are different (0.05); it changes the results: SparseAdam")
+
+
+def test_the_interval_covers_what_separates_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns of a run agree within a thousandth; runs differ by a fifth."""
+    levels = {"zero_grad": [2.0, 1.6, 2.1, 1.7], "pinned": [1.2], "optimizer": [2.9]}
+
+    def run(self: Trials, settings: dict[str, Any], deadline: float, most: int) -> Run:
+        gains = levels[next(name for name in levels if name in settings)]
+        asked.append(settings)
+        gain = gains[len(asked) % len(gains)]
+        return Run([math.log(gain * (1 + turn / 4000)) for turn in range(4)], 1.0, None)
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(Trials, "_run", run)
+    advice = [Advice(name, "", "", settings={name: True}) for name in ("zero_grad", "pinned")]
+    Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), math.inf, False).try_each(advice, lambda text: None)
+    first = advice[0]
+    assert first.measured_range is not None
+    assert first.measured_range[0] < 1.6 < 2.1 < first.measured_range[1]
+    # One run of 1.2 is within what separates runs.
+    (single,) = (one for one in advice if one.name == "pinned")
+    assert single.status == "no gain"
+    late = Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), math.inf, False)
+    few = late.compare({"optimizer": 1}, monotonic())
+    assert (few.between, few.range[1] < 2.91) == (None, True)
 
 
 def test_a_change_that_should_keep_the_losses_and_does_not_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,14 +257,13 @@ def test_temporary_files_and_workers_are_no_changes(tmp_path: Path, monkeypatch:
 def compared(program: Program, folder: Path, steps: int) -> Compared:
     outcome = ScriptOutcome(steps=steps, wall_s=1.0)
     with Trials(program, outcome, folder, math.inf, False) as unlimited:
-        return unlimited.compare({"threads": 1}, monotonic() + 300)
+        return unlimited.compare({"threads": 1}, monotonic() + 300, most=5)
 
 
 @pytest.mark.slow
 def test_a_trial_measures_a_gain_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that sleeps three times as long with two threads; C++ that writes a file is stopped by the kernel."""
     monkeypatch.setattr(trials, "TURN_NS", 0.1e9)
-    monkeypatch.setattr(trials, "MOST", 5)
     inside = f"""
     time.sleep(0.03 if torch.get_num_threads() > 1 else 0.01)
     if step == 2:

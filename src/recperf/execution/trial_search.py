@@ -44,12 +44,16 @@ class Compared:
     step_ms: float
     differs: float | None
     """The largest relative difference of losses or weights; None where none were seen."""
+    between: float | None = None
+    """The standard deviation of the gain's logarithm from run to run; None where there were too few runs."""
 
 
 class Search(ExitStack):
     """Tries advice within a time, inside its `with` block. `kept` trials at the end have time kept for them; `workers`
     and `batch_size` are those of the loader that most steps use."""
 
+    runs = 1
+    """Runs of the changed program in what is printed first: those of one machine differ by more than their turns."""
     what = "losses"
     """What shows whether a change keeps the results."""
 
@@ -59,7 +63,10 @@ class Search(ExitStack):
         self.repeats: float | None = None
         """The largest difference of a loss between two unchanged runs; NaN where they cannot be compared."""
         self.latest = 0.0
-        """Time that the latest trial took."""
+        """Time that the latest trial of one run took."""
+        self.between = 0.0
+        """The largest deviation from run to run that was seen."""
+        self._repeated: set[int] = set()
         self.began = monotonic()
 
     def compare(self, settings: dict[str, Any], deadline: float, most: int = MOST) -> Compared:
@@ -89,7 +96,21 @@ class Search(ExitStack):
             advice.append(whole)
         if gaining and (gaining[0].name != ALL or _order(gaining[1]) < _order(gaining[0])):
             self.try_one(gaining[gaining[0].name == ALL], say, most=MOST)
+        for one in advice:
+            self._widen(one)
         advice.sort(key=_order)
+
+    def _widen(self, one: Advice) -> None:
+        """Let the interval of what had one run cover what separates runs, as far as others have shown it."""
+        if one.measured_range is None or self.runs == 1 or id(one) in self._repeated:
+            return
+        low, high = (math.log(end) for end in one.measured_range)
+        half = math.hypot((high - low) / 2, quantile(self.runs - 1) * self.between)
+        one.measured_range = [math.exp((low + high) / 2 - half), math.exp((low + high) / 2 + half)]
+        if not self.between:
+            one.note = f"{one.note}; measured in one run"
+        if one.status == "tried" and one.measured_range[0] <= 1:
+            one.status = "no gain"
 
     def search(self, one: Advice, say: Callable[[str], None]) -> None:
         """Measure other numbers than the advised one, upwards or else downwards, as long as it gets better; for workers
@@ -139,7 +160,8 @@ class Search(ExitStack):
     ) -> bool:
         """Measure a change into its advice and return whether it gains; `settings` make it in another way."""
         began = monotonic()
-        left = self.began + self.seconds - began - (self.kept * self.latest if most == FEW else 0.0)
+        kept = min(self.kept * self.runs * self.latest, self.seconds / 2)
+        left = self.began + self.seconds - began - (kept if most == FEW else 0.0)
         # A trial that would not end is not begun.
         if left <= (self.latest if most == FEW else 0.0):
             problem = f"the time for trials, {self.seconds:.0f} s, was over"
@@ -151,7 +173,8 @@ class Search(ExitStack):
             except NotTried as error:
                 problem = str(error)
             else:
-                self.latest = monotonic() - began
+                if most == FEW:
+                    self.latest = monotonic() - began
                 self._write(one, result)
                 return one.status == "tried"
         if one.measured_gain is None:
@@ -162,6 +185,9 @@ class Search(ExitStack):
         factor = self.larger(one.settings)
         one.measured_gain, one.measured_ms = result.gain * factor, result.step_ms
         one.measured_range = [end * factor for end in result.range]
+        if result.between is not None:
+            self.between = max(self.between, result.between)
+            self._repeated.add(id(one))
         changes = changes_of(one)
         differs = result.differs
         if differs is None:
@@ -192,7 +218,11 @@ def _order(one: Advice) -> float:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean of at least four values."""
-    quantile = sum(factor / (len(values) - 1) ** power for power, factor in enumerate(STUDENT))
-    half = quantile * stdev(values) / math.sqrt(len(values))
+    """The 95 % interval of the mean of some values."""
+    half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
+
+
+def quantile(degrees: int) -> float:
+    """Student's, at 97.5 %."""
+    return math.fsum(factor / degrees**power for power, factor in enumerate(STUDENT))

@@ -12,8 +12,9 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
@@ -30,10 +31,12 @@ from .program_edits import diff, edited
 from .script import Program, ScriptOutcome
 from .source_rules import EDITS, sources_of
 from .trial_processes import Nursery, Side, refused
-from .trial_search import FEWEST, MOST, NARROW, Compared, NotTried, Search, changes_of, interval
+from .trial_search import FEW, FEWEST, MOST, NARROW, Compared, NotTried, Search, changes_of, interval
 
 LEAST_S, PART = 60.0, 0.5
 """Time for all trials together: this, or this part of what the program ran if that is more."""
+RUNS, FEWEST_RUNS = 4, 3
+"""Runs of what is printed first, and those that tell how runs differ."""
 AT_ONCE = 3
 """Programs that the first trial runs beside each other."""
 TURN_NS = 0.25e9
@@ -105,8 +108,20 @@ def why_not(outcome: ScriptOutcome, *, anywhere: bool) -> str | None:
     return None
 
 
+@dataclass
+class Run:
+    """The changed program beside the unchanged one, once."""
+
+    gains: list[float]
+    """The logarithms of those of its turns."""
+    step_ms: float
+    differs: float | None
+
+
 class Trials(Search):
     """The trials of a program: it runs again, in processes."""
+
+    runs = RUNS
 
     def __init__(
         self,
@@ -148,12 +163,35 @@ class Trials(Search):
         settings = {name: settings[name] for name in made}
         whole = Advice("patch", f"As an edit: {best.change}.", f"git apply {patch}", settings=settings)
         whole.changes = changes_of(best)
-        self.try_one(whole, say, {"sources": sources}, most=MOST)
+        if all(name.startswith(EDITS) for name in best.settings):
+            # It is what was measured.
+            for name in ("measured_gain", "measured_range", "measured_ms", "status", "note", "same_losses"):
+                setattr(whole, name, getattr(best, name))
+        else:
+            self.try_one(whole, say, {"sources": sources}, most=MOST)
         advice.append(whole)
 
     def compare(self, settings: dict[str, Any], deadline: float, most: int = MOST) -> Compared:
-        """Let the unchanged and the changed program take turns. The first trial has a second unchanged one, whose
-        losses show whether those of two runs can be compared."""
+        """Let the unchanged and the changed program take turns; for `MOST` turns in several runs, since memory, caches
+        and the order of cores differ from run to run, and what is printed must hold in the next one."""
+        began = monotonic()
+        turns = most if most <= FEW else most // self.runs
+        runs = [self._run(settings, deadline, turns)]
+        with suppress(NotTried):
+            while most > FEW and len(runs) < self.runs and monotonic() + (monotonic() - began) / len(runs) < deadline:
+                runs.append(self._run(settings, deadline, turns))
+        means = [fmean(run.gains) for run in runs]
+        enough = len(means) >= FEWEST_RUNS
+        ends = interval(means if enough else [gain for run in runs for gain in run.gains])
+        return Compared(
+            gain=math.exp(fmean(means)), range=[math.exp(end) for end in ends],
+            step_ms=median(run.step_ms for run in runs), differs=runs[0].differs,
+            between=stdev(means) if enough else None,
+        )  # fmt: skip
+
+    def _run(self, settings: dict[str, Any], deadline: float, most: int) -> Run:
+        """Both programs once. The first trial has a second unchanged one, whose losses show whether those of two runs
+        can be compared."""
         steps = self.outcome.steps
         warm_ups = max(2, min(WARM_UPS, steps // WARM_PART))
         with self._sides([{}, settings] + [{}] * (self.repeats is None), warm_ups) as sides:
@@ -170,10 +208,8 @@ class Trials(Search):
             ends = max(steps, first["steps"]) / self.larger(settings)
             each = max(1, min(each, int(ends - warm_ups) // FEWEST))
             turns = _take_turns(plain, altered, each, deadline, most)
-            gains = [math.log(before / after) for before, after in turns]
-            return Compared(
-                gain=math.exp(fmean(gains)),
-                range=[math.exp(end) for end in interval(gains)],
+            return Run(
+                gains=[math.log(before / after) for before, after in turns],
                 step_ms=median(after for _, after in turns) / each / 1e6,
                 differs=difference(first["losses"], other["losses"]) if other["losses"] else None,
             )
