@@ -15,7 +15,8 @@ from recperf.train.device import applied
 from recperf.train.loop import take_step
 from recperf.train.ranking import gains
 from recperf.workloads.next_item.build import PreparedSequences
-from recperf.workloads.next_item.config import default
+from recperf.workloads.next_item.config import SequencesConfig, default
+from recperf.workloads.next_item.data import SequenceSource
 
 Draw = np.random.Generator
 Lines = list[list[int]]
@@ -151,3 +152,12 @@ def test_a_model_is_not_below_counting(name: str) -> None:
 def test_a_longer_training_is_not_below_counting(name: str) -> None:
     for rule, (more, half) in margins(name, 20).items():
         assert more + half >= 0, (rule, more, half)
+
+
+def test_of_many_users_some_are_drawn_whose_test_items_are_ranked() -> None:
+    few, again = (SequenceSource(SequencesConfig(users=300, test_users=50)) for _ in range(2))
+    every = SequenceSource(SequencesConfig(users=300, test_users=0))
+    assert (len(every.test), few.facts()["valid_rows"], few.facts()["rows"]) == (300, 50, every.facts()["rows"])
+    assert few.test.users_N.tolist() == again.test.users_N.tolist()
+    assert set(few.test.positions_N.tolist()) < set(every.test.positions_N.tolist())
+    assert few.train.users_S.tolist() == every.train.users_S.tolist()

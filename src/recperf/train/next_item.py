@@ -30,8 +30,8 @@ from .sparse_ranks import Hidden, added_up, rank_by_counts, ranked_sums
 
 Seen = Literal["left-out", "kept"]
 """Whether items of a user's history can be recommended again."""
-SCORES = 1 << 22
-"""Scores that are held at a time."""
+SCORES, ON_GPU = 1 << 22, 1 << 26
+"""Scores that are held at a time, in the memory of the host and of a GPU."""
 
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -69,16 +69,29 @@ class Ranked:
         return {name: float(gain_N.mean()) for name, gain_N in by_target.items()}
 
 
-def rank(data: NextItemData, targets: Targets, score: Scorer, *, seen: Seen | None = None, top: int = TOP) -> Ranked:
+def together(data: NextItemData, device: torch.device | None = None) -> int:
+    """Targets whose scores of all items are held at a time."""
+    return max(1, (ON_GPU if device is not None and device.type == "cuda" else SCORES) // max(1, data.items))
+
+
+def rank(
+    data: NextItemData,
+    targets: Targets,
+    score: Scorer,
+    *,
+    seen: Seen | None = None,
+    top: int = TOP,
+    device: torch.device | None = None,
+) -> Ranked:
     """Rank all items for each target. Items with the score of the target count as ranked before it, and so do NaNs; a
-    target that is left out because its user has met it comes last."""
+    target that is left out because its user has met it comes last. `device`: where the scores are, if not here."""
     seen = seen or seen_by_default(data)
     most = min(top, data.items)
-    together = TOGETHER if isinstance(score, Products) else max(1, SCORES // max(1, data.items))
+    held = TOGETHER if isinstance(score, Products) else together(data, device)
     ranks, lists = [torch.zeros(0, dtype=torch.int64)], [torch.zeros((0, most), dtype=torch.int64)]
-    for first in range(0, len(targets), together):
+    for first in range(0, len(targets), held):
         poll()
-        part = Targets(targets.users_N[first : first + together], targets.positions_N[first : first + together])
+        part = Targets(targets.users_N[first : first + held], targets.positions_N[first : first + held])
         if isinstance(score, Products):
             ranks_B, items_BK = _ranked_by_blocks(data, part, score, most, left_out=seen == "left-out")
             ranks.append(ranks_B)
@@ -220,7 +233,7 @@ ENTRIES = 1 << 22
 """Entries of a matrix that are added up at a time."""
 PAIRS = 1 << 20
 """Pairs of items that are counted at a time."""
-SHARED_OUT = 64
+SHARED_OUT = 16
 """So many times as many are shared out to threads, each of which has a sum for every item."""
 FEW, ROW = 8, 64
 """Targets with entries for at most one in so many items are ranked by these alone; what a target costs, in entries."""

@@ -29,7 +29,7 @@ from ...train.device import BETWEEN_RANKS, SWITCH, Settings, choose, choose_grap
 from ...train.feeds import PlacedOrder
 from ...train.graph import GraphStep
 from ...train.loop import Order, Position, Recipe
-from ...train.next_item import SCORES
+from ...train.next_item import together
 from ...train.optim import AdamW, SparseRows, SplitOptimizer
 from ...units import size
 from .. import division
@@ -226,12 +226,12 @@ class SequenceTrial(RankedTrial):
         if counting is None:
             return
         data, targets = prepared.sequences.data, prepared.sequences.validation
-        vectors_ID, together = self.item_vectors(), max(1, min(SCORING_BATCH, SCORES // data.items))
+        vectors_ID, held = self.item_vectors(), min(SCORING_BATCH, together(data, prepared.settings.device))
 
         def scored() -> Iterator[tuple[Targets, Tensor, SequenceBatch]]:
-            batches = histories(data, prepared.events, targets, length=prepared.length, batch_size=together)
+            batches = histories(data, prepared.events, targets, length=prepared.length, batch_size=held)
             for number, batch in enumerate(batches):
-                part = slice(number * together, (number + 1) * together)
+                part = slice(number * held, (number + 1) * held)
                 logits_BI = self.last(batch) @ vectors_ID.t() / self.model.config.temperature
                 yield Targets(targets.users_N[part], targets.positions_N[part]), logits_BI, batch
 

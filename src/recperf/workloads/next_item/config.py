@@ -41,6 +41,8 @@ class SequencesConfig(EventSplitOptions):
     """Whether items of a user's history compete. auto: where over 5 % of the training events repeat an item."""
     validation_users: int = 2000
     """Users, drawn at random, whose validation item chooses the epoch; 0: all."""
+    test_users: int = 200_000
+    """Users, drawn at random, whose test item is ranked; 0: all."""
     users: int = 4000
     """Users of the embedded sequences."""
     groups: int = 8
@@ -52,6 +54,7 @@ class SequencesConfig(EventSplitOptions):
         super().__post_init__()
         require(self.path is not None or self.split != "time", "data.split", self.split, "leave-one-out without data")
         within(0, self.validation_users, 1 << 40, "data.validation_users")
+        within(0, self.test_users, 1 << 40, "data.test_users")
         within(10, self.users, 1 << 32, "data.users")
         within(2, self.groups, 1 << 12, "data.groups")
         within(1, self.group_items, 1 << 20, "data.group_items")

@@ -45,13 +45,21 @@ def planted(config: SequencesConfig) -> PlantedSequences:
     return PlantedSequences(config.users, config.groups, config.group_items, EMBEDDED_SEED)
 
 
+def drawn(targets: Targets, most: int) -> Targets:
+    """Those of some users, the same ones in every run; 0: all."""
+    if not 0 < most < len(targets):
+        return targets
+    places = np.sort(np.random.default_rng(len(targets)).permutation(len(targets))[:most])
+    return Targets(targets.users_N[places], targets.positions_N[places])
+
+
 class SequenceSource:
     """The sequences that a config names."""
 
     def __init__(self, config: SequencesConfig, data: NextItemData | None = None) -> None:
         self.config = config
         self.data = data or (planted(config).data() if config.path is None else read(config.path, config))
-        self.train, self.test = self.data.train(), self.data.test()
+        self.train, self.test = self.data.train(), drawn(self.data.test(), config.test_users)
         if not len(self.test) or not len(self.train):
             what = f"{self.data.name} has no user with an item to train on and one to predict, split {self.data.kind}"
             raise DataError(what, fix="another --data.split, or import events of users with at least three items")
@@ -82,11 +90,7 @@ class SequenceSource:
     @cached_property
     def validation(self) -> Targets:
         """Those that choose the epoch: of some users, the same ones in every run."""
-        targets, most = self.data.validation(), self.config.validation_users
-        if not 0 < most < len(targets):
-            return targets
-        places = np.sort(np.random.default_rng(len(targets)).permutation(len(targets))[:most])
-        return Targets(targets.users_N[places], targets.positions_N[places])
+        return drawn(self.data.validation(), self.config.validation_users)
 
     def oracle(self) -> dict[str, Any]:
         """Makes a rule that ranks by the true probabilities of embedded sequences; none for other data."""
@@ -130,7 +134,7 @@ class RankedSequences(Prepared):
         return {name: cache(make) for name, make in baselines(self.sequences.data).items()}
 
     def ranks(self, targets: Targets, score: Any) -> Ranked:
-        return rank(self.sequences.data, targets, score, seen=self.sequences.seen)
+        return rank(self.sequences.data, targets, score, seen=self.sequences.seen, device=self.settings.device)
 
     def ranking(self) -> RankedTargets:
         data = self.sequences.data
