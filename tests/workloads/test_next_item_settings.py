@@ -36,6 +36,15 @@ def test_settings_follow_the_events(users: int, events: int, kind: str, length: 
     assert (model.max_length, model.dropout, model.encoder, model.counts) == (length, dropout, "auto", "on")
 
 
+@pytest.mark.parametrize(
+    ("users", "events", "batch"), [(22_363, 8, 256), (5000, 8, 64), (1090, 48, 16), (6040, 165, 128), (800, 50, 16)]
+)
+def test_an_epoch_has_enough_steps(users: int, events: int, batch: int) -> None:
+    train = for_data(data_of(users, events)).train
+    assert train.batch_size == batch
+    assert users // batch >= own_data.STEPS
+
+
 @pytest.fixture
 def shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """What `recperf show` says of the model for a small log, or of what is wrong."""

@@ -55,11 +55,16 @@ def read_length(data: NextItemData, most: int) -> int:
     return min(most, max(10, int(np.percentile(np.diff(data.offsets_U1), LONG))))
 
 
-def training_for(data: NextItemData, largest: int = 128) -> dict[str, Any]:
-    """Batches so small that an epoch has STEPS steps or more. What order decides may be learned late, so that small
-    data has more epochs. The patience grows with the number of events, up to FULL."""
+def batch_for(users: int, largest: int) -> int:
+    """A power of two so small that an epoch has STEPS steps or more; at least 16."""
+    return 1 << min(largest.bit_length() - 1, max(4, (users // STEPS).bit_length() - 1))
+
+
+def training_for(data: NextItemData) -> dict[str, Any]:
+    """What order decides may be learned late, so that small data has more epochs. The patience grows with the number of
+    events, up to FULL."""
     users, events = int((data.offsets_U1[1:] - data.offsets_U1[:-1] > 1).sum()), len(data.items_E)
-    batch = 1 << min(largest.bit_length() - 1, max(4, (users // STEPS).bit_length() - 1))
+    batch = batch_for(users, 128)
     steps = max(1, users // batch)
     patience = max(10, PATIENCE * min(events, FULL) // FULL // steps)
     return {"batch_size": batch, "epochs": max(100, LEAST_STEPS // steps), "patience": patience}
@@ -77,8 +82,8 @@ def settings_for(data: NextItemData) -> dict[str, dict[str, Any]]:
     train = {"weight_decay": 0.01, "table_weight_decay": 0.01, "average_steps": AVERAGE}
     if kind == "small":
         return {"model": model, "train": {**training_for(data), **train}}
-    often = {"batch_size": 256, "evaluate_epochs": 2} if kind == "sparse" else {"batch_size": 128, "evaluate_epochs": 2}
-    return {"model": model, "train": {**train, **often, "epochs": 100, "patience": 4}}
+    batch = batch_for(data.users, 256 if kind == "sparse" else 128)
+    return {"model": model, "train": {**train, "batch_size": batch, "epochs": 100, "evaluate_epochs": 2, "patience": 4}}
 
 
 def sizes_for(data: NextItemData, encoder: str, gpu: bool) -> Sizes:
