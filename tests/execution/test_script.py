@@ -255,7 +255,7 @@ def test_functions_of_the_program(
         assert seen.shares["input"] == 0
 
 
-def test_what_cannot_be_hooked_is_refused(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_hooked_is_refused(profile: Profile) -> None:
     for name, message in {
         "__main__:absent": "the program defines no 'absent'",
         "update": "--step-function is 'update'; it must be module:function, or __main__:function",
@@ -265,9 +265,6 @@ def test_what_cannot_be_hooked_is_refused(profile: Profile, monkeypatch: pytest.
         with pytest.raises(UsageError) as caught:
             profile(PLAIN, step_function=name)
         assert caught.value.what == message
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="one of 2 processes"):
-        profile(PLAIN)
 
 
 def test_how_the_program_ends(profile: Profile, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, nullcontext, redirect_stdout
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from ..distributed.launch import rank_arguments
 from ..errors import UsageError
 from ..files import require_writable, write_atomic, writing
 from ..folders import refuse_foreign
 from ..jsonfile import sealed
+from ..machine import usable_cores
 from ..measure.place_shares import folded
 from ..outputs import output_file
 from ..runs.record import PROFILE_MARK, new_folder
@@ -58,6 +61,9 @@ class Options(OutputOptions, VerboseOption):
     patch: Path | None = None
     """Write what gains as a diff for git apply, FILE.patch, and measure the program with it. Its files stay as they
     are."""
+    ranks: int = 0
+    """Start the program as this many processes on this host, as torchrun does, and profile them together. Leave it out
+    under torchrun, and where the program starts its ranks itself."""
     peaks: bool = True
     """Compare with the ceilings of this machine; they are measured first (some seconds) if none are stored."""
 
@@ -70,6 +76,9 @@ def own_arguments(arguments: list[str]) -> list[str]:
 def command(arguments: list[str]) -> int:
     ours = own_arguments(arguments)
     options = parse(Options, ours, prog="recperf profile --script", description=DESCRIPTION)
+    if options.ranks > 1:
+        return _launch(options.ranks, arguments)
+    first = int(os.environ.get("RANK") or 0) == 0
     place = options.run_dir or new_folder("script-profile")
     if (place / "profile.json").exists():
         raise UsageError("the folder already holds a profile", where={"folder": place}, fix="choose another --run-dir")
@@ -92,8 +101,9 @@ def command(arguments: list[str]) -> int:
         learning=options.learning,
     )
     with FLAG.default_signals(), _stdout_to_stderr() if options.json else nullcontext():
-        outcome = profile_program(program, quiet=options.quiet, peaks=options.peaks)
-        if (options.try_ or options.try_fixes) and outcome.report is not None:
+        outcome = profile_program(program, quiet=options.quiet or not first, peaks=options.peaks and first)
+        several = "RANK" in os.environ or (outcome.report is not None and outcome.report.ranks is not None)
+        if (options.try_ or options.try_fixes) and outcome.report is not None and not several:
             from ..execution.trials import try_advice
 
             with chdir(folder):
@@ -105,8 +115,21 @@ def command(arguments: list[str]) -> int:
         assert outcome.missing is not None
         print_error(outcome.missing, as_json=options.json)
         return outcome.code or outcome.missing.exit_code
-    _show(outcome.report, place, options)
+    if first:
+        _show(outcome.report, place, options)
     return outcome.code
+
+
+def _launch(ranks: int, arguments: list[str]) -> int:
+    """Run the command as several ranks of this host."""
+    if os.environ.get("WORLD_SIZE"):
+        raise UsageError("torchrun has started the ranks", fix="leave --ranks out")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    ours = own_arguments(arguments)
+    command = [*launcher, "-m", "recperf", "profile", *rank_arguments(ours), *arguments[len(ours) :]]
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // ranks))
+    with FLAG.default_signals():
+        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": threads}, check=False).returncode
 
 
 def _is_patch(file: Path) -> bool:

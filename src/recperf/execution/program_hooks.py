@@ -326,9 +326,6 @@ class Hooks(ExitStack):
                 "no torch DataLoader was iterated: waiting for input is not seen; "
                 "--input-function module:name names what makes the batches"
             )
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            notes.append("this is one process of several; the others are not seen")
         return notes
 
 

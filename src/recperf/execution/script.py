@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import builtins
 import gc
-import os
 import sys
 import tokenize
 import traceback
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib.machinery import SourceFileLoader
@@ -33,6 +32,7 @@ from ..measure.places import USER, Stacks
 from ..runs.step_report import Report
 from .learning import Watch
 from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_function, patched_path
+from .rank_profiles import COUNTS, Meeting, RankFile, SampledRank, of_children, together, world_size
 from .side_effects import SideEffects
 from .source_rules import advise_on_sources
 from .step_profile import Profiler
@@ -91,26 +91,24 @@ class ScriptOutcome:
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> ScriptOutcome:
     """Run the program until it is clear what limits its steps; its own errors are printed as Python prints them."""
     profiler, effects, imported = Profiler(quiet=quiet, peaks=peaks), SideEffects(), set(sys.modules)
-    script = program.script.resolve()
-    outcome, hooks = run_program(program, profiler, effects)
+    script, meeting = program.script.resolve(), Meeting()
+    profiler.counts = COUNTS if world_size() > 1 else None
+    profiler.child_kind = SampledRank
+    outcome, hooks = run_program(program, profiler, effects, meeting.watched())
     outcome.effects, outcome.read_input = effects.seen, effects.read_input
     names = (getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - imported)
     own = {Path(name).resolve() for name in names if name and Stacks().file(name)[0] == USER}
     outcome.files = [script, *sorted(one for one in own if one.suffix == ".py")]
-    _conclude(program, profiler, hooks, outcome)
+    _conclude(program, profiler, hooks, outcome, meeting)
     if outcome.report is not None:
         advise_on_sources(outcome.report, outcome.files)
     return outcome
 
 
-def run_program(program: Program, profiler: Profiler, effects: SideEffects) -> tuple[ScriptOutcome, Hooks]:
+def run_program(
+    program: Program, profiler: Profiler, effects: SideEffects, around: AbstractContextManager[None] | None = None
+) -> tuple[ScriptOutcome, Hooks]:
     """Run the program until the profiler has seen enough of its steps."""
-    size = int(os.environ.get("WORLD_SIZE") or 1)
-    if size > 1:
-        raise UsageError(
-            f"the program would run as one of {size} processes, which do not stop at the same step",
-            fix="profile it as one process, or record a trace per rank for recperf profile --trace FOLDER",
-        )
     code = _compiled(program)
     outcome = ScriptOutcome()
     profiler.__enter__()
@@ -121,7 +119,7 @@ def run_program(program: Program, profiler: Profiler, effects: SideEffects) -> t
         if program.sources:
             hooks.enter_context(patched(SourceFileLoader, "get_code", _replaced(program.sources)))
         watch = Watch(lambda: hooks.roots(vars(sys.modules["__main__"])), None) if program.learning else None
-        with hooks, _as_main(program) as module, effects, watch or nullcontext():
+        with hooks, around or nullcontext(), _as_main(program) as module, effects, watch or nullcontext():
             outcome.code, outcome.stopped = _run(program, code, module, hooks)
         del module
         outcome.learning = watch.report() if watch else None
@@ -133,7 +131,11 @@ def run_program(program: Program, profiler: Profiler, effects: SideEffects) -> t
     return outcome, hooks
 
 
-def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: ScriptOutcome) -> None:
+def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: ScriptOutcome, meeting: Meeting) -> None:
+    if ranks := of_children(profiler):
+        outcome.report = together(ranks)
+        outcome.report.program = {"script": str(program.script), "arguments": list(program.arguments)}
+        return
     seen, observer = hooks.steps_seen, profiler.observer
     ends = f"calls of {program.step_function}" if program.step_function else "steps of a torch optimizer"
     if not observer.plain:
@@ -158,6 +160,9 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Scrip
     if outcome.stopped:
         report.notes.append(f"the program was stopped after {seen:,} steps; --to-the-end lets it run")
     report.notes.append("no experiments: the step of a program cannot be repeated from outside")
+    if meeting.size > 1:
+        ranks = meeting.gather(RankFile.of(meeting.rank, meeting.size, report, profiler))
+        report = together(ranks) if ranks else report
     outcome.report = report
 
 

@@ -30,7 +30,8 @@ from ..machine import machine_facts
 from ..measure import peaks as machine_peaks
 from ..measure.attribution import attribute
 from ..measure.ceilings import Ceilings, cache_sizes_of, ceilings_of
-from ..measure.child_sampler import ChildSamplers, add_children, children_of
+from ..measure.child_sampler import ChildSamplers, Sampled, add_children, children_of
+from ..measure.clocks import Counts
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
 from ..measure.observing import SHORT, Observer
@@ -68,7 +69,11 @@ class Profiler:
         self._report: Report | None = None
         self._peaks: Peaks | None = None
         self._experiment: Experiments | None = None
-        self._children: ChildSamplers | None = None
+        self.children: ChildSamplers | None = None
+        self.child_kind: type[Sampled] | None = None
+        """What runs beside the functions of processes that the loop starts."""
+        self.counts: Counts | None = None
+        """How many steps to observe, where ranks must observe the same."""
         self._undone = 0
         """Steps that are undone, because they repeated a batch."""
         self._driven = False
@@ -78,7 +83,7 @@ class Profiler:
         self._peaks = self._ceilings_of_machine(torch.get_num_threads())
         self.watch = ProgramWatch()
         if not self._light:
-            self._children = ChildSamplers().__enter__()
+            self.children = ChildSamplers(self.child_kind).__enter__()
         self.restart()
         return self
 
@@ -87,7 +92,10 @@ class Profiler:
         if self._observer is not None:
             self._observer.close()
         self._observer = Observer(
-            cache_sizes=lambda device: cache_sizes_of(self._peaks, device), model=self._model, light=self._light
+            cache_sizes=lambda device: cache_sizes_of(self._peaks, device),
+            model=self._model,
+            light=self._light,
+            counts=self.counts,
         )
         self._observer.goes_on = not (self._light or self._driven)
 
@@ -104,8 +112,8 @@ class Profiler:
         self.observer.close()
         if self.watch is not None:
             self.watch.close()
-        if self._children is not None:
-            self._children.close()
+        if self.children is not None:
+            self.children.close()
 
     def input(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Pass the batches on; the time until each arrives is a wait for input."""
@@ -158,8 +166,8 @@ class Profiler:
         """Divide what was observed and decide."""
         cpu = process_time()
         observed = observed_by(self.observer)
-        if self._children is not None:
-            add_children(observed, children_of(self._children.seen))
+        if self.children is not None:
+            add_children(observed, children_of(self.children.seen))
         ceilings = self._ceilings(observed.device, observed.threads)
         experiments = self._experiment(attribute(observed, ceilings), observed) if self._experiment else []
         profile = build_profile(observed, ceilings, self._facts(observed.threads), experiments, machine_facts())

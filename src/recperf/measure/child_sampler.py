@@ -60,15 +60,21 @@ class Seen(Struct):
 class ChildSamplers(ExitStack):
     """Inside its `with` block processes that are started are sampled."""
 
+    def __init__(self, kind: type[Sampled] | None = None) -> None:
+        super().__init__()
+        self.kind = kind or Sampled
+        self.folder = Path()
+
     def __enter__(self) -> ChildSamplers:
         super().__enter__()
-        self._folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="recperf-")))
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="recperf-")))
         start = BaseProcess.start
 
         @wraps(start)
         def sampled(process: Any) -> None:
             if process._target is not None and not isinstance(process._target, Sampled):
-                process._target = Sampled(process._target, self._folder)
+                loads = getattr(process._target, "__name__", "") == LOADER
+                process._target = (Sampled if loads else self.kind)(process._target, self.folder)
             start(process)
 
         BaseProcess.start = sampled  # type: ignore[assignment, method-assign]
@@ -76,10 +82,13 @@ class ChildSamplers(ExitStack):
         self.callback(self._read)
         self.seen: list[Seen] = []
         """What the processes saw until the block ended."""
+        self.ranks: list[bytes] = []
+        """What those of them saw that were ranks."""
         return self
 
     def _read(self) -> None:
-        for path in sorted(self._folder.glob("*.json")):
+        self.ranks = [path.read_bytes() for path in sorted(self.folder.glob("*.rank"))]
+        for path in sorted(self.folder.glob("*.json")):
             with suppress(OSError, msgspec.DecodeError):
                 self.seen.append(msgspec.json.decode(path.read_bytes(), type=Seen))
 

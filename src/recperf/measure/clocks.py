@@ -42,6 +42,8 @@ class Counts:
     plain: int
     traced: int
     counted: int
+    again: int = 0
+    """Plain steps after the others."""
 
     @classmethod
     def within(cls, step_ms: float, seconds: float) -> Counts:

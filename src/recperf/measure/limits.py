@@ -138,6 +138,7 @@ def ranks_sentence(communication: Communication | None) -> str:
         f"Rank {communication.slowest} of {communication.ranks} is the slowest{margin}: its own work takes "
         f"{time(slowest)} per step, that of the others {time(others)}. Exposed communication: ranks wait in "
         f"collectives for {exposed} of a step, {time(communication.exposed_ms)}{split}."
+        + (f" {communication.why}." if communication.why else "")
     )
 
 

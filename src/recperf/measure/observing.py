@@ -279,7 +279,7 @@ class Observer:
             self._start_trace()
         elif was_traced and self._samples_missing:
             pass
-        elif enough if self.counts is None else count >= self.counts.plain:
+        elif enough if self.counts is None else count >= self.counts.plain + was_traced * self.counts.again:
             self.blocks.close(count)
             self._end_others()
             if was_traced:
@@ -318,7 +318,7 @@ class Observer:
                 self._before_trace = (self.plain, self.blocks.times)
                 self.plain, self.blocks, self._plain_ns = [], GpuStretches(), 0
                 self._start_plain()
-            elif self._samples_missing:
+            elif self._samples_missing or (self.counts and self.counts.again):
                 self._start_plain(again=True)
             else:
                 self._enter("done")
@@ -332,7 +332,12 @@ class Observer:
     @property
     def _samples_missing(self) -> bool:
         """Whether places would be known better for a longer look, and the loop has time for that."""
-        return self.goes_on and len(self.sampler.samples) < SAMPLES and self._sampled_ns < SAMPLED_NS
+        return (
+            self.goes_on
+            and self.counts is None
+            and len(self.sampler.samples) < SAMPLES
+            and self._sampled_ns < SAMPLED_NS
+        )
 
     def _after_watching(self, spent: ClockReading) -> None:
         """Clocks only, to the end of the loop; the latest steps count."""
@@ -349,12 +354,12 @@ class Observer:
 
     @property
     def few(self) -> bool:
-        return self.expected is not None and self.expected <= FEW
+        return self.counts is None and self.expected is not None and self.expected <= FEW
 
     @property
     def hurries(self) -> bool:
         """Whether the loop may end before the usual order of states is through."""
-        return self.expected is None or self.expected < LONG
+        return self.counts is None and (self.expected is None or self.expected < LONG)
 
     def _leave_out(self) -> bool:
         """Forget the latest step, if possible; of traced steps also those before, so that the others follow each
@@ -390,7 +395,7 @@ class Observer:
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
         waits = sum(step.input.wall for step in self.plain) / max(1, sum(step.whole.wall for step in self.plain))
-        self._unnamed = 1 + (self.buffered if waits > WAITS and not self.hurries else 0)
+        self._unnamed = 1 + (self.buffered if waits > WAITS and not self.hurries and not self.counts else 0)
         # Operators have little of such a step.
         self._trace_few = self.light or waits > 0.5
         # A loop of few steps may begin again: then there is time for more of them.

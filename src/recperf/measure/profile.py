@@ -12,7 +12,7 @@ from ..jsonfile import Count, Number, as_json
 from .ceilings import Ceilings
 from .learning_records import LearningReport
 from .limits import part_ms
-from .profile_records import Idle, Kernels, Missing, Transfer, WorkloadFigures
+from .profile_records import Communication, Idle, Kernels, Missing, Transfer, WorkloadFigures
 from .records import (
     Experiment,
     Explanation,
@@ -64,6 +64,8 @@ class StepProfile(Explanation, kw_only=True):
     idle: Idle | None = None
     transfers: list[Transfer] | Missing | None = None
     """The device in traced steps, in the profile of a trace and of `recperf profile WORKLOAD`."""
+    ranks: Communication | None = None
+    """What the ranks of a program wait for, where several were profiled: other figures are those of the slowest."""
     learning: LearningReport | None = None
     """What keeps the program's models from learning, where --learning asked for it."""
     trace: TraceAnalysis | None = None

@@ -153,6 +153,8 @@ class Communication(ProfileSection):
     collectives: list[Collective] = []
     sharing: int = 1
     """Ranks that share the processor."""
+    why: str = ""
+    """The line that makes the slowest rank slow, where places of all ranks are known."""
 
     def __post_init__(self) -> None:
         if (self.missing is None) != bool(self.each):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...measure.attribution import divided_ms
 from ...measure.learning_records import LearningReport
+from ...measure.limits import ranks_sentence
 from ...measure.peaks.records import Peaks
 from ...measure.profile import StepProfile
 from . import formats as fmt
@@ -35,10 +36,17 @@ def _of_step(profile: StepProfile) -> Report:
         *([Section("learning", "Learning", _learning(profile.learning))] if profile.learning else []),
         Section("trust", "Trust", _trust(profile)),
     ]
+    if profile.ranks is not None:
+        several = [*profile_report.rank_blocks(profile.ranks, trace_report.RANKS_METHOD)]
+        several += profile_report.collective_blocks(profile.ranks.collectives, profile_report.PER_STEP)
+        sections.insert(0, Section("ranks", "Ranks", several))
     threads = f"{profile.threads} threads" if profile.device == "cpu" else None
     subtitle = [profile.device, f"{fmt.time(profile.step_ms.p50)} per step", threads, torch and f"torch {torch}"]
     title = profile.program["script"] if profile.program else "step"
-    report = report_of_step(profile, profile.advice, title, subtitle, sections, unseen=("notes", profile.notes))
+    report = report_of_step(
+        profile, profile.advice, title, subtitle, sections,
+        unseen=("notes", profile.notes), ranks=ranks_sentence(profile.ranks),
+    )  # fmt: skip
     if profile.learning is None:
         return report
     lines = [str(finding) for finding in profile.learning.findings] or ["nothing found"]
