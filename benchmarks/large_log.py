@@ -140,8 +140,11 @@ def train(log: Log) -> Measured:
                 sync()
                 settled, since = done, perf_counter()
         sync()
-    seconds = (perf_counter() - since) / max(1, done - settled)
-    torch.save(recipe.model.state_dict(), log.weights)
+    # Of few steps the first ones count too.
+    seconds = (perf_counter() - (since if done > settled else began + ready)) / max(1, done - settled or done)
+    # An evaluation has the averages of the weights.
+    trial.model.train(False)
+    torch.save(trial.model.state_dict(), log.weights)
     epoch_s = seconds * len(recipe.order)
     print(f"{prepared.config.model}\n{prepared.config.train}\n{prepared.settings.reasons}", file=sys.stderr)
     return {
