@@ -118,13 +118,16 @@ def test_a_training_on_labels(name: str) -> None:
     assert found.limit in {*LIMITS, "unclear", "not measured"}
 
 
+SAME_LISTS: dict[str, Any] = {"lists": {"overlap": 1.0}, "inputs": [column("the last item", 0.001, 0.002, 0.5)]}
+
+
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
         ({}, "noise"),
         ({"targets": TargetsSeen(in_history=1.0, last=1.0, training=1.0)}, "leak"),
-        ({"lists": {"overlap": 1.0}, "rules": {"popularity": 0.3, "item_to_item": 0.42}}, "popularity"),
-        ({"lists": {"overlap": 1.0}, "rules": {"popularity": 0.3, "item_to_item": 0.3}}, "noise"),
+        ({**SAME_LISTS, "rules": {"popularity": 0.3, "item_to_item": 0.42}}, "popularity"),
+        ({**SAME_LISTS, "rules": {"popularity": 0.3, "item_to_item": 0.3}}, "noise"),
         # A loss of 0.6 nats says that 1.8 items are left to choose from; the ranks say otherwise.
         ({"losses": [1.2, 0.6], "trained": [mean(0.78)] * 4}, "negatives"),
         ({"losses": [1.2, 0.6], "trained": [mean(0.2)] * 4, "held": mean(0.21)}, "noise"),

@@ -26,6 +26,7 @@ COMMANDS = {
     "ui": "show all runs in a browser: quality, speed and limits, curves of running ones, comparisons",
     "profile": "measure what limits a workload, a program of yours or a trace, and predict and try fixes",
     "sweep": "measure a workload at several values of any config field",
+    "diagnose": "say what limits the quality of a run, by experiments with its config",
     "pair": "measure one model with cached and with uncached rows, to see whether memory limits it",
     "peaks": "measure the ceilings of this machine: FLOP/s, bandwidths, cache sizes",
     "data": "download, check, prepare, import, generate or describe a dataset",
@@ -38,7 +39,7 @@ FORMER = {"list": "show", "diff": "compare", "trace": "profile", "checkpoint": "
 
 REQUIRED = ("msgspec", "numpy", "rich", "torch", "tyro")
 """Packages without which most commands do not start; `doctor` does."""
-STOP_CLEANLY = ("run", "bench", "score", "profile", "sweep", "data")
+STOP_CLEANLY = ("run", "bench", "score", "profile", "sweep", "data", "diagnose")
 """Commands that poll for signals themselves, to save or to remove what is incomplete. A signal ends others at once."""
 
 HELP = """usage: recperf COMMAND [OPTIONS]

@@ -18,7 +18,7 @@ C = TypeVar("C")
 """The config class of a workload; subclasses use this same variable, so that its flags can be listed."""
 T = TypeVar("T", bound="WorkloadOptions[Any]")
 SOURCES = ("--preset", "--config", "--resume", "--data")
-START = "--start-from"
+START, FROM_DIAGNOSIS = "--start-from", "--from-diagnosis"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class RunOptions(WorkloadOptions[C], VerboseOption):
     start_from: str | None = None
     """With --data: a new run with the weights and the config of the run in this folder, on other data. Rows are
     matched by your own ids; --start.checkpoint and --start.forget-days say more."""
+    from_diagnosis: str | None = None
+    """Train the best config that `recperf diagnose` found: the folder of the run or of its diagnosis."""
     resume: str | None = None
     """Resume the interrupted run in this folder. Config fields that affect the numbers cannot be changed."""
     allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

@@ -35,6 +35,7 @@ RARE = (
     "allow-change", "restarts", "confirm", "confirm-seconds", "startup-seconds", "mtbf-hours", "served",
     "checkpoint-seconds", "restart-seconds", "global-batch", "rank-batch", "history", "quiet",
     "header", "delimiter", "memory-mib", "negatives-by", "skip-bad", "scale", "min-count", "holdout-by",
+    "from-diagnosis",
 )  # fmt: skip
 """Options of commands that only --help-all shows."""
 COLUMN = 26

@@ -14,7 +14,7 @@ from ..errors import GateFailed, UsageError
 from ..jsonfile import as_json
 from ..stop import FLAG
 from ..terminal import Terminal, conclude, page_optional, print_error, print_json
-from .options import SOURCES, START, choose, read_options
+from .options import FROM_DIAGNOSIS, SOURCES, START, choose, read_options
 from .options import RunOptions as Options
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run_here(arguments: list[str], world: Ranks) -> int:
     """Run the command in this process: alone, as one of several ranks, or as their launcher."""
     began = monotonic()
     FLAG.poll()
-    choice = choose(arguments, known=(*SOURCES, START))
+    choice = choose(arguments, known=(*SOURCES, START, FROM_DIAGNOSIS))
     options: Options[Any] = read_options(Options, choice, verb="run", description=DESCRIPTION)
     from ..execution.run import TrainingRun
 

@@ -82,6 +82,8 @@ class TrainingRun:
     """Where curves are sent; a resumed run remembers it."""
     peaks: bool = True
     """Whether to measure the ceilings of this machine, where none are saved."""
+    measured: bool = True
+    """Whether to measure what limits a step after the training."""
 
     record: Run = field(init=False)
     """The run's folder, open for writing."""
@@ -350,11 +352,12 @@ class TrainingRun:
             if prepared.settings.device.type == "cuda":
                 self.record.event("memory", device_bytes=torch.cuda.max_memory_allocated(prepared.settings.device))
             assessment.baselines()
-            with phase("measuring", "measuring steps"):
-                # Importing it takes a second that no step waits for.
-                from .measuring import measure_run
+            if self.measured:
+                with phase("measuring", "measuring steps"):
+                    # Importing it takes a second that no step waits for.
+                    from .measuring import measure_run
 
-                measure_run(self.record, prepared, trial, ceilings, self.report.notice)
+                    measure_run(self.record, prepared, trial, ceilings, self.report.notice)
         return self._conclude(started)
 
     def _prepare(self, started: Progress) -> Prepared:

@@ -36,8 +36,10 @@ SAME_TARGET = 0.5
 FEW_UNITS, WIDE = 200, 0.25
 """Users or rows below which too few are held out, where the interval is this share of the distance from chance."""
 EARLY = 0.6
-SAME_LISTS = 0.95
-"""Share of a list that two users have in common from which all have the same."""
+FEW_EPOCHS = 4
+SAME_LISTS, UNUSED = 0.95, 0.02
+"""Share of a list that two users have in common from which all have the same, and what an exchanged history then
+changes at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,7 @@ def _rate(seen: Trained) -> Iterator[Hint]:
     little = distance is not None and (distance < MOVED_LITTLE if seen.rising else distance < STILL and seen.below)
     if little and distance is not None:
         text = f"weights moved by {distance:.0%} of their size in {seen.epochs} epochs"
-        if seen.epochs >= 4:
+        if seen.epochs >= FEW_EPOCHS:
             yield Hint("rate", max(seen.behind, seen.rising), f"{text}: steps are too small")
         else:
             yield Hint("steps", max(seen.behind, seen.rising), f"{text}, and it still got better")
@@ -194,8 +196,8 @@ def _overfit(seen: Trained) -> Iterator[Hint]:
     curve, losses = seen.curve, seen.losses
     place = max(range(len(curve)), key=lambda at: curve[at], default=0)
     falls = bool(losses) and losses[-1] <= (1 + WORSE) * min(losses)
-    drop = _drop(seen)
-    if len(curve) > 2 and place < EARLY * len(curve) and falls and gap > SURE * error and drop > error:
+    worse = _drop(seen) > (1 if gap > SURE * error else SURE) * error
+    if len(curve) > 2 and place < EARLY * len(curve) and falls and gap > 0 and worse:
         text = f"the loss of training rows is {gap:.3f} lower than of others, which got worse after epoch {place + 1}"
         yield Hint("overfit", gap / 2, text)
 
@@ -264,9 +266,13 @@ def _pooled(means: Sequence[Mean]) -> Mean:
 
 def _capacity(seen: Trained) -> Iterator[Hint]:
     gap, error = seen.gap
-    if seen.below and gap < SURE * error:
-        text = f"training rows have as high a loss as others, and {seen.best_rule.replace('_', ' ')} is better"
-        yield Hint("capacity", seen.behind, text)
+    if not seen.below or seen.behind < seen.half or gap > min(SURE * error, seen.behind / 2):
+        return
+    rule = seen.best_rule.replace("_", " ")
+    if seen.epochs < FEW_EPOCHS:
+        yield Hint("steps", seen.behind, f"it read the training rows {seen.epochs} times, and {rule} is better")
+    else:
+        yield Hint("capacity", seen.behind, f"training rows have as high a loss as others, and {rule} is better")
 
 
 def _negatives(seen: Trained) -> Iterator[Hint]:
@@ -283,14 +289,16 @@ def _negatives(seen: Trained) -> Iterator[Hint]:
 
 def _popularity(seen: Trained) -> Iterator[Hint]:
     overlap, popular = seen.evidence.lists.get("overlap", 0.0), seen.rules.get("popularity")
-    if overlap >= SAME_LISTS and popular is not None and max(seen.rules.values()) > popular + seen.half / 2:
-        text = (
-            f"two users share {overlap:.0%} of their lists, though {seen.best_rule.replace('_', ' ')} tells users apart"
-        )
+    used = max((one.costs.value for one in seen.evidence.inputs), default=0.0)
+    if overlap < SAME_LISTS or used > UNUSED or popular is None:
+        return
+    if max(seen.rules.values()) > popular + seen.half / 2:
+        rule = seen.best_rule.replace("_", " ")
+        text = f"two users share {overlap:.0%} of their lists, but {rule} tells users apart"
         yield Hint("popularity", max(seen.behind, max(seen.rules.values()) - popular), text)
 
 
-CERTAIN: tuple[Rule, ...] = (_leak, _protocol, _dead, _popularity, _negatives)
+CERTAIN: tuple[Rule, ...] = (_leak, _protocol, _dead, _negatives, _popularity)
 """Those that explain what others see too, the first one first."""
 COMPARED: tuple[Rule, ...] = (_rate, _steps, _overfit, _ignored, _unseen, _drift)
 

@@ -35,13 +35,24 @@ def choose(
     config: str | Path | None = None,
     resume: str | Path | None = None,
     start_from: str | Path | None = None,
+    from_diagnosis: str | Path | None = None,
     data: Dataset | None = None,
     default: str = DEFAULT,
     planning: bool = False,
 ) -> Choice:
     """The workload and the config before any field is set. For planning, a workload without a source starts from the
     preset that it names for plans."""
-    sources = {"--preset": preset, "--config": config, "--resume": resume, "--start-from": start_from}
+    if from_diagnosis is not None:
+        place = Path(str(from_diagnosis)).expanduser()
+        place = place.parent if place.name == "diagnosis.json" else place
+        from_diagnosis = place if (place / "diagnosis.json").exists() else place / "diagnosis"
+    sources = {
+        "--preset": preset,
+        "--config": config,
+        "--resume": resume,
+        "--start-from": start_from,
+        "--from-diagnosis": from_diagnosis,
+    }
     named = [flag for flag, value in sources.items() if value is not None]
     if start_from is not None and data is None:
         fix = "recperf run --resume goes on with the same"

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..data.batch import ClickBatch
 from ..data.order import ClickOrder
-from ..data.rows.imported import RARE
 from ..data.tables import MemoryRows, Rows, Split
 from ..execution.workload import ScoredRows
 from ..learn.records import RepeatsSeen
@@ -285,6 +284,8 @@ def areas(clicks: ClickRows) -> dict[str, float]:
 def training_rows(clicks: ClickRows) -> dict[str, Tensor]:
     """How many training rows have the value of each scored row, by column; of a value that has no table row of its own,
     0. Of columns with several ids the first counts."""
+    from ..data.rows.imported import RARE
+
     counts = {}
     for number, key in enumerate(clicks.keys):
         column, size = sum(clicks.slots[:number]), 0

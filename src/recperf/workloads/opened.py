@@ -23,6 +23,7 @@ from . import find, names
 if TYPE_CHECKING:
     from ..data.tables import Unknown
     from ..execution.serving import TrainedModel
+    from ..runs.diagnosis_report import DiagnosisReport
 
 
 def read_saved(path: Path) -> tuple[Workload, Any]:
@@ -102,6 +103,17 @@ class OpenRun:
                 "this run has no result yet", where={"run": self.folder}, fix=f"recperf run --resume {self.folder}"
             )
         return read_file(path, Result, SCHEMA)
+
+    def diagnose(self, minutes: float | None = None) -> DiagnosisReport:
+        """Say what limits the quality of the run, by experiments with its config, as `recperf diagnose` does."""
+        from ..execution.diagnosing import Diagnosing, Quiet
+        from ..runs.diagnosis_report import DiagnosisReport
+
+        quiet: Any = Quiet()
+        diagnosing = Diagnosing(
+            workload=self.workload, config=self.config, folder=self.folder, report=quiet, minutes=minutes
+        )
+        return DiagnosisReport.of(diagnosing.run())
 
     def page(self, path: str | Path | None = None, *, force: bool = False) -> Path:
         """Write the page of the run, by default report.html in its folder."""

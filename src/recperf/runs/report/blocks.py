@@ -200,7 +200,7 @@ def fact_lines(facts: Sequence[tuple[str, str | Cell]]) -> list[str]:
     """A line for each fact, or a few; code stays whole, so that it can be copied."""
     lines: list[str] = []
     for name, fact in facts:
-        before, after = f"  {name:<{LABEL}}", " " * (LABEL + 2)
+        before, after = f"  {name:<{LABEL - 1}} ", " " * (LABEL + 2)
         if isinstance(fact, Cell):
             lines.append(before + printable(fact.text))
             continue

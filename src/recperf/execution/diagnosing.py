@@ -1,0 +1,413 @@
+"""Experiments that say what limits the quality of a run: the config with one change each, trained on the same split
+within a budget of time.
+
+The unchanged run has three seeds first, which tell how much a seed matters. Experiments are screened with a quarter of
+the steps where there is no time to train each in full. What gains most on the rows that choose the epoch is kept, and
+tried again on top of it, until nothing gains. The gain of each kept change on the scored rows is its share, with the
+seeds of the unchanged run. In the end the best config loses each kept change once. Every child is a run in a folder of
+its own: a diagnosis that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from ..config import flatten, from_json, to_json
+from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
+from ..files import write_json, writing
+from ..jsonfile import as_json
+from ..learn.diagnosis import FILE, Diagnosis, Share, Tried
+from ..learn.experiments import Change, changes
+from ..learn.gains import Gain, Scored, gain, holm, pooled
+from ..learn.records import NOT_MEASURED, UNCLEAR, QualityLimit
+from ..runs.derive import best_of, compared
+from ..runs.evidence import Evidence
+from ..runs.record import CONFIG_SCHEMA
+from ..runs.schemas import SavedScores
+from ..stop import poll
+from ..tasks import NDCG, ORACLES, Task, signed
+from .run import TrainingRun
+from .workload import RankingConfig, Reporter, Workload
+
+FOLDER = "diagnosis"
+TIMES, LEAST_S = 5.0, 60.0
+"""The budget is so many times the training, and at least so many seconds."""
+SEEDS = 3
+SCREENED = 4
+"""Screening has this part of the steps."""
+FULL = 2
+"""The best of the screened experiments that are trained in full."""
+ALONE = ("leak", "protocol", "dead", "ignored", "unseen", "drift")
+"""Limits that no change of a config removes: evidence names them."""
+
+
+class Quiet:
+    """Shows nothing of a child."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments, **options: None
+
+
+@dataclass(kw_only=True)
+class Diagnosing:
+    """One diagnosis of a finished run."""
+
+    workload: Workload
+    config: Any
+    folder: Path
+    report: Reporter
+    minutes: float | None = None
+    """The budget; None: five times the training."""
+    _began: float = field(default_factory=monotonic)
+    _scored: dict[str, Scored] = field(default_factory=dict)
+    """By config."""
+    _tried: list[Tried] = field(default_factory=list)
+    _left_out: list[str] = field(default_factory=list)
+    _cost: float = 0.0
+    """Seconds of a training in full."""
+
+    def __post_init__(self) -> None:
+        self.evidence = Evidence(self.folder)
+        self.result = self.evidence.result
+        self.task: Task = self.workload.task
+        quality = self.result.quality
+        if self.task.choosing not in quality.metrics:
+            fix = "recperf run with --data.validate, where the workload has it"
+            raise UsageError("no rows choose the epoch, so that no experiment can be chosen", fix=fix)
+        if not self.evidence.has("scores.json"):
+            raise DataError("scores.json is missing", where={"run": self.folder}, fix="train the run again")
+        waited = self.result.performance.waited
+        self._cost = waited.training_s + waited.scoring_s if waited else LEAST_S / TIMES
+        self._cost /= max(1, len(quality.seeds))
+        self.budget = 60 * self.minutes if self.minutes is not None else max(LEAST_S, TIMES * self._cost)
+
+    @property
+    def left(self) -> float:
+        return self.budget - (monotonic() - self._began)
+
+    def run(self) -> Diagnosis:
+        """Run the experiments and write diagnosis.json, beside the config that is best."""
+        base = self._base()
+        best, kept = self._greedy(base)
+        removed = self._without(best, kept)
+        diagnosis = self._conclude(best, kept, removed)
+        place = self.folder / FOLDER
+        with writing(place):
+            place.mkdir(exist_ok=True)
+        saved = {"schema": CONFIG_SCHEMA, "workload": self.workload.name, "config": to_json(self._applied(kept))}
+        write_json(place / "config.json", saved)
+        write_json(place / FILE, as_json(diagnosis))
+        return diagnosis
+
+    # Trainings
+
+    def _base(self) -> Scored:
+        """The unchanged run with several seeds."""
+        self._scored[_key(self.config)] = scored_of(self.evidence, self.task)
+        first = self.config.seed
+        for seed in range(first, first + SEEDS):
+            # Two at least: else nothing is known of how seeds differ.
+            if seed - first < 2 or self.left > 3 * self._cost:
+                self._train(self.config, seed, f"the unchanged run, seed {seed}")
+        return self._scored[_key(self.config)]
+
+    def _train(self, config: Any, seed: int, name: str) -> Scored:
+        """The scores of a config with the seeds that it has so far and this one."""
+        key = _key(config)
+        known = self._scored.get(key)
+        if known is not None and seed in known.values:
+            return known
+        poll()
+        config = replace(config, seed=seed, seeds=1, baseline_seconds=1e-6, ranking=self._ranking(config))
+        folder = self.folder / FOLDER / "runs" / f"{key}-{seed}"
+        began = monotonic()
+        evidence = self._child(config, folder)
+        self.report.say(f"  {name}: {monotonic() - began:.1f} s")
+        scored = scored_of(evidence, self.task)
+        if known is not None:
+            scored = Scored(
+                {**known.values, **scored.values},
+                {**known.replicates, **scored.replicates},
+                {**known.chosen, **scored.chosen},
+            )
+        self._scored[key] = scored
+        return scored
+
+    def _ranking(self, config: Any) -> RankingConfig:
+        """Labels are not ranked among items: that would take longer than it tells."""
+        ranking: RankingConfig = config.ranking
+        return ranking if self.task.ranks_items else replace(ranking, users=0)
+
+    def _child(self, config: Any, folder: Path) -> Evidence:
+        options: dict[str, Any] = {"folder": folder}
+        if (folder / "config.json").exists():
+            if (folder / "result.json").exists() and (folder / "seal.json").exists():
+                return Evidence(folder)
+            options = {"resume": folder, "saved": config}
+        quiet: Any = Quiet()
+        TrainingRun(
+            workload=self.workload, config=config, report=quiet, peaks=False, measured=False, **options
+        ).train()  # fmt: skip
+        return Evidence(folder)
+
+    def _applied(self, kept: Sequence[Change]) -> Any:
+        config = self.config
+        for change in kept:
+            config = with_change(config, change)
+        return config
+
+    # Experiments
+
+    def _greedy(self, base: Scored) -> tuple[Scored, list[Change]]:
+        """Add the change that gains most on the rows that choose the epoch, again and again."""
+        kept: list[Change] = []
+        best, names = base, None
+        while True:
+            options = [one for one in self._options(kept) if names is None or one.name in names]
+            gained = sorted(self._compare(best, kept, options), key=lambda one: -one[1].chosen)
+            chosen = next((one for one in gained if self._holds(best, kept, *one)), None)
+            if chosen is None:
+                return best, kept
+            change, tried = chosen
+            tried.kept = True
+            kept, best = [*kept, change], self._scored[_key(self._applied([*kept, change]))]
+            # What lost alone hardly gains on top of it; what gained may be tried again.
+            names = {one.name for one, _ in gained} | {change.name}
+
+    def _holds(self, best: Scored, kept: Sequence[Change], change: Change, tried: Tried) -> bool:
+        """Whether a change gains with the other seeds of the best config too, as far as there is time for them."""
+        config = self._applied([*kept, change])
+        scored = self._scored[_key(config)]
+        for seed in sorted(best.values.keys() - scored.values.keys()):
+            if self.left > self._cost_of([*kept, change]):
+                scored = self._train(config, seed, f"{change.name}, seed {seed}")
+        tried.gain = gain(scored, best, self._seeds())
+        common = scored.chosen.keys() & best.chosen.keys()
+        tried.chosen = sum(scored.chosen[seed] - best.chosen[seed] for seed in common) / len(common)
+        return tried.chosen > self._noise() * math.sqrt(2 / len(common))
+
+    def _options(self, kept: Sequence[Change]) -> list[Change]:
+        """The changes that the config of the kept ones accepts, those first that the run's own evidence points to."""
+        current = self._applied(kept)
+        free = self.result.quality.limit
+        hinted = {free.limit, free.second} if free else set()
+        listed = []
+        for change in changes(to_json(current)):
+            try:
+                with_change(current, change)
+            except ConfigError:
+                continue
+            listed.append(change)
+        return sorted(listed, key=lambda change: change.limit not in hinted)
+
+    def _compare(self, best: Scored, kept: Sequence[Change], options: Sequence[Change]) -> list[tuple[Change, Tried]]:
+        """The experiments that gain on top of the kept changes, trained in full with one seed."""
+        cost = self._cost_of(kept)
+        if self.left < cost:
+            self._left_out += [one.name for one in options if one.name not in self._left_out]
+            return []
+        if self.left < 1.3 * cost * len(options):
+            options = self._screened(kept, options)
+        gained = []
+        for change in options:
+            if self.left < cost:
+                self._left_out.append(change.name)
+                continue
+            scored = self._attempt(self._applied([*kept, change]), change.name)
+            if scored is not None:
+                tried = self._record(change, kept, scored, best, screened=False)
+                if tried.chosen > self._noise():
+                    gained.append((change, tried))
+        return gained
+
+    def _cost_of(self, kept: Sequence[Change]) -> float:
+        """About how long a training takes with these changes."""
+        before, now = (flatten(to_json(one))["train.epochs"] for one in (self.config, self._applied(kept)))
+        return float(self._cost * now / before)
+
+    def _screened(self, kept: Sequence[Change], options: Sequence[Change]) -> list[Change]:
+        """The best changes with a quarter of the steps; more steps cannot be screened."""
+        current, gains = self._applied(kept), []
+        seed = self.config.seed
+        steps = [one for one in options if one.limit == "steps"]
+        short = self._train(shortened(current), seed, "the run with a quarter of the steps")
+        for change in (one for one in options if one.limit != "steps"):
+            if self.left < self._cost_of(kept) * (FULL + 1 / SCREENED):
+                self._left_out.append(change.name)
+                continue
+            scored = self._attempt(shortened(with_change(current, change)), f"{change.name}, a quarter of the steps")
+            if scored is not None:
+                tried = self._record(change, kept, scored, short, screened=True)
+                gains.append((tried.chosen, change))
+        gains.sort(key=lambda pair: -pair[0])
+        return [*steps[:1], *(change for chosen, change in gains[:FULL] if chosen > 0)]
+
+    def _attempt(self, config: Any, name: str) -> Scored | None:
+        """The scores of a config; None where it cannot be trained, as with steps so large that the loss diverges."""
+        try:
+            return self._train(config, self.config.seed, name)
+        except (GateFailed, MachineError) as error:
+            self.report.say(f"  {name}: {error.what}")
+            return None
+
+    def _record(self, change: Change, kept: Sequence[Change], new: Scored, old: Scored, *, screened: bool) -> Tried:
+        seed = self.config.seed
+        tried = Tried(
+            name=change.name, limit=change.limit, change=change.command, fields=dict(change.fields), screened=screened,
+            chosen=new.chosen[seed] - old.chosen[seed], gain=gain(new, old, self._seeds()),
+            on_top=tuple(one.name for one in kept),
+        )  # fmt: skip
+        self._tried.append(tried)
+        return tried
+
+    def _seeds(self) -> tuple[float, int]:
+        return pooled(scored.values.values() for scored in self._scored.values())
+
+    def _noise(self) -> float:
+        """How much the choosing metric differs between seeds."""
+        variance, _ = pooled(scored.chosen.values() for scored in self._scored.values())
+        return math.sqrt(variance)
+
+    def _without(self, best: Scored, kept: Sequence[Change]) -> dict[str, Gain]:
+        """What the best config loses without each kept change."""
+        lost = {}
+        for place, change in enumerate(kept[:-1]):
+            others = [*kept[:place], *kept[place + 1 :]]
+            if self.left < self._cost_of(others):
+                self._left_out.append(f"without {change.name}")
+                continue
+            scored = self._attempt(self._applied(others), f"without {change.name}")
+            if scored is not None:
+                lost[change.name] = gain(best, scored, self._seeds())
+        return lost
+
+    # The verdict
+
+    def _conclude(self, best: Scored, kept: Sequence[Change], removed: dict[str, Gain]) -> Diagnosis:
+        quality, leading = self.result.quality, self.task.leading
+        base = self._scored[_key(self.config)]
+        best = self._scored[_key(self._applied(kept))]
+        full = [one for one in self._tried if not one.screened]
+        for one, there in zip(full, holm([one.gain.chance for one in full])):
+            one.confirmed = there
+        rules = {name: row[leading] for name, row in quality.baselines.items() if leading in row}
+        planted = next((rules.pop(name) for name in ORACLES if name in rules), None)
+        name = max(rules, key=lambda rule: signed(leading, rules[rule]), default="")
+        shares, before = [], base
+        for place, change in enumerate(kept):
+            after = self._scored[_key(self._applied(kept[: place + 1]))]
+            shares.append(
+                Share(change.limit, change.name, gain(after, before, self._seeds()), removed.get(change.name))
+            )
+            before = after
+        if first := best_of(compared(self.task, quality)):
+            whole = Gain(value=first.difference, low=first.low, high=first.high, chance=0.0, seeds=first.seeds)
+            shares.insert(0, Share("baseline", name, whole))
+        return Diagnosis(
+            run=self.folder.resolve().name, folder=str(self.folder), workload=self.workload.name,
+            task=self.task.name, metric=leading,
+            verdict=self._verdict(best, base, kept), baseline=rules.get(name), baseline_name=name, score=base.mean,
+            best=best.mean, possible=planted, shares=shares, tried=self._tried,
+            left_out=list(dict.fromkeys(self._left_out)),
+            advice=" ".join(command_of(self.config, self._applied(kept))),
+            advised=gain(best, base, self._seeds()) if kept else None, seeds=len(base.values),
+            seconds=monotonic() - self._began, free=quality.limit,
+        )  # fmt: skip
+
+    def _verdict(self, best: Scored, base: Scored, kept: Sequence[Change]) -> QualityLimit:
+        free = self.result.quality.limit
+        if free and free.limit in ALONE:
+            # The cause explains what changes of a config may gain beside it.
+            return free
+        gains = [(one, one.gain) for one in self._tried if one.kept]
+        doubts = [f"no time for {name}" for name in dict.fromkeys(self._left_out)]
+        if gains:
+            leading = max(gains, key=lambda pair: pair[1].value)[0]
+            return self._named(leading, best, base, doubts)
+        full = [one for one in self._tried if not one.screened]
+        if not full:
+            because = [*(free.because if free else []), "there was no time for an experiment in full"]
+            limit = free.limit if free else NOT_MEASURED
+            return QualityLimit(limit=limit, confidence="low", because=because, doubts=doubts)
+        if free and free.limit not in ("noise", UNCLEAR, NOT_MEASURED):
+            because = [f"{free.because[0]}, but no change of the config gained"]
+            return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts, second=free.limit)
+        below = best_of(compared(self.task, self.result.quality))
+        if below is not None and below.standing == "below":
+            because = [f"{below.baseline.replace('_', ' ')} is better, and none of {len(full)} changes gained"]
+            return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts)
+        because = [f"none of {len(full)} changes gained more than another seed does"]
+        return QualityLimit(limit="noise", confidence="low" if doubts else "medium", because=because, doubts=doubts)
+
+    def _named(self, leading: Tried, best: Scored, base: Scored, doubts: list[str]) -> QualityLimit:
+        """The limit that the largest kept change confirms."""
+        whole = gain(best, base, self._seeds())
+        confidence = "low"
+        if leading.gain.certain and leading.gain.value > 0:
+            confidence = "medium"
+            if whole.certain and whole.seeds >= SEEDS and leading.confirmed:
+                confidence = "high"
+        half = (leading.gain.high - leading.gain.low) / 2
+        because = [f"{leading.name} ({leading.change}) gains {leading.gain.value:+.4f} ± {half:.4f}"]
+        others = [one for one in self._tried if one.kept and one.limit != leading.limit]
+        second = max(others, key=lambda one: one.gain.value).limit if others else None
+        return QualityLimit(
+            limit=leading.limit, confidence=confidence, because=because, gain=leading.gain.value, doubts=doubts,
+            second=second,
+        )  # fmt: skip
+
+
+def _key(config: Any) -> str:
+    """A name of a config, whatever its seeds."""
+    values = to_json(replace(config, seed=0, seeds=1, baseline_seconds=0.0, ranking=RankingConfig()))
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def with_change(config: Any, change: Change) -> Any:
+    """The config with the fields of a change."""
+    values = to_json(config)
+    for name, value in change.fields.items():
+        *sections, last = name.split(".")
+        inner = values
+        for section in sections:
+            inner = inner[section]
+        inner[last] = value
+    return from_json(type(config), values)
+
+
+def shortened(config: Any) -> Any:
+    """The config with a quarter of the steps; its schedule is that of so many."""
+    epochs, steps = config.train.epochs, config.train.max_steps
+    if steps:
+        return replace(config, train=replace(config.train, max_steps=max(1, steps // SCREENED)))
+    return replace(config, train=replace(config.train, epochs=max(1, epochs // SCREENED)))
+
+
+def command_of(before: Any, after: Any) -> list[str]:
+    """The options of a command that make one config of another."""
+    old, new = flatten(to_json(before)), flatten(to_json(after))
+    fields = {name: value for name, value in new.items() if old.get(name) != value}
+    return [Change("", "", {name: value}).command for name, value in fields.items()]
+
+
+def scored_of(evidence: Evidence, task: Task) -> Scored:
+    """The scores of a run by seed, higher is better."""
+    scores, trials = evidence.file("scores.json", SavedScores), evidence.trials()
+    replicates: dict[int, list[float]] = {}
+    for seed, row in scores.seeds.items():
+        if row.ranking and task.leading == NDCG:
+            replicates[int(seed)] = row.ranking.ndcg_replicates
+        elif task.leading in row.replicates:
+            replicates[int(seed)] = [signed(task.leading, value) for value in row.replicates[task.leading]]
+    return Scored(
+        values={trial.seed: signed(task.leading, trial.metrics[task.leading]) for trial in trials},
+        replicates=replicates,
+        chosen={trial.seed: signed(task.choosing, trial.metrics[task.choosing]) for trial in trials},
+    )

@@ -1,0 +1,119 @@
+"""Changes of a config that confirm what limits the quality of its model. Torch-free; knows names of fields, but no
+workload.
+
+Which apply follows from the fields that a config has. What a config refuses is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import flatten
+
+Values = dict[str, Any]
+WIDTHS, LAYERS, DROPOUT = ("dim", "head_dim"), ("bottom", "top"), ("dropout", "input_dropout")
+"""Fields of a model: widths of vectors, lists of widths of layers, shares that are dropped."""
+MOST_DROPPED = 0.6
+
+
+@dataclass(frozen=True)
+class Change:
+    """Fields of a config by their dotted names, with new values."""
+
+    name: str
+    limit: str
+    """The limit that it would confirm."""
+    fields: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        """As options of a command."""
+        return " ".join(f"--{name.replace('_', '-')} {_text(value)}" for name, value in self.fields.items())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def changes(config: Values) -> list[Change]:
+    """Every change that the fields of a config allow."""
+    fields = flatten(config)
+    makers = (_steps, _rates, _widths, _negatives, _regularisation, _parts)
+    return [change for maker in makers for change in maker(fields)]
+
+
+def _steps(fields: Values) -> Iterator[Change]:
+    if steps := fields.get("train.max_steps"):
+        yield Change("all planned epochs", "steps", {"train.max_steps": 0})
+        yield Change("twice the steps", "steps", {"train.max_steps": 2 * steps})
+    else:
+        yield Change("twice the epochs", "steps", {"train.epochs": 2 * fields["train.epochs"]})
+
+
+def _rates(fields: Values) -> Iterator[Change]:
+    names = [name for name in ("train.learning_rate", "train.table_learning_rate") if fields.get(name)]
+    for factor, name in ((3.0, "three times the rate"), (1 / 3, "a third of the rate"), (10.0, "ten times the rate"),
+                         (0.1, "a tenth of the rate")):  # fmt: skip
+        yield Change(name, "rate", {field: float(f"{factor * fields[field]:.4g}") for field in names})
+
+
+def _widths(fields: Values) -> Iterator[Change]:
+    for factor, name in ((2, "twice the width"), (4, "four times the width")):
+        wider: Values = {}
+        for field, value in fields.items():
+            last = field.rpartition(".")[2]
+            if not field.startswith("model.") or not value:
+                continue
+            if last in WIDTHS and isinstance(value, int):
+                wider[field] = factor * value
+            elif last in LAYERS and isinstance(value, list):
+                first = last == "bottom"
+                wider[field] = [
+                    one if (first and not at) or (not first and at == len(value) - 1) else factor * one
+                    for at, one in enumerate(value)
+                ]
+        if wider:
+            yield Change(name, "capacity", wider)
+    if blocks := fields.get("model.blocks"):
+        yield Change("one block more", "capacity", {"model.blocks": blocks + 1})
+
+
+def _negatives(fields: Values) -> Iterator[Change]:
+    if fields.get("model.loss") == "sampled":
+        yield Change("the softmax over all items", "negatives", {"model.loss": "full"})
+        if count := fields.get("model.negatives"):
+            yield Change("eight times the negatives", "negatives", {"model.negatives": 8 * count})
+
+
+def _regularisation(fields: Values) -> Iterator[Change]:
+    dropped = [name for name in fields if name.startswith("model.") and name.rpartition(".")[2] in DROPOUT]
+    if dropped:
+        more = {name: round(min(MOST_DROPPED, max(0.2, 2 * fields[name])), 3) for name in dropped}
+        yield Change("more dropout", "overfit", more)
+        if any(fields[name] for name in dropped):
+            yield Change("no dropout", "capacity", dict.fromkeys(dropped, 0.0))
+    for name, what, least in (
+        ("train.weight_decay", "decay", 0.1),
+        ("train.table_weight_decay", "decay of tables", 1.0),
+    ):
+        if name in fields:
+            yield Change(f"more {what}", "overfit", {name: max(least, 3 * fields[name])})
+            if fields[name]:
+                yield Change(f"a fifth of the {what}", "capacity", {name: float(f"{fields[name] / 5:.3g}")})
+
+
+def _parts(fields: Values) -> Iterator[Change]:
+    if fields.get("model.counts") == "off":
+        yield Change("a sum with counting", "complement", {"model.counts": "on"})
+    others = {"transformer": "hstu", "hstu": "transformer"}
+    if (encoder := fields.get("model.encoder")) in others:
+        yield Change(f"the {others[encoder]} encoder", "capacity", {"model.encoder": others[encoder]})
+    if temperature := fields.get("model.temperature"):
+        yield Change("half the temperature", "popularity", {"model.temperature": temperature / 2})
+    if (interaction := fields.get("model.interaction")) in ("concat", "dot"):
+        other = "dot" if interaction == "concat" else "concat"
+        yield Change(f"the {other} interaction", "capacity", {"model.interaction": other})

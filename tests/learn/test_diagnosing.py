@@ -1,0 +1,113 @@
+"""Diagnosing: which change is kept, what its share is, and what is said; trainings are made up, as a config scores."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_logs import CASES, made, prepare, rows, train
+
+from recperf.config import to_json
+from recperf.errors import ConfigError
+from recperf.execution import diagnosing
+from recperf.execution.diagnosing import Diagnosing, Quiet, with_change
+from recperf.learn.experiments import changes
+from recperf.learn.gains import Scored
+from recperf.runs import diagnosis_report
+from recperf.workloads import find, names
+from recperf.workloads.choice import choose
+
+Run = tuple[Any, Any, Path]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECPERF_HOME", str(folder / "home"))
+        patch.setattr("recperf.execution.measuring.measure_run", lambda *_: None)
+        case = replace(next(one for one in CASES if one.name == "clicks: width 2"), log=made(rows, count=1200))
+        workload, config, _ = prepare(case, "small", 3)
+        config = replace(config, baseline_seconds=1e-6)
+        train(workload, config, folder / "run")
+    return workload, config, folder / "run"
+
+
+def made_up(score: Any, monkeypatch: pytest.MonkeyPatch, noise: float = 0.003) -> None:
+    """Trainings whose AUC is what `score` says of a config, and what a seed adds."""
+
+    def trained(self: Diagnosing, config: Any, seed: int, name: str) -> Scored:
+        key = diagnosing._key(config)
+        values = dict(self._scored[key].values) if key in self._scored else {}
+        values[seed] = score(config) + random.Random(f"{key} {seed}").gauss(0, noise)
+        self._scored[key] = Scored(values, {one: [v - 0.01, v, v + 0.01] for one, v in values.items()}, values)
+        return self._scored[key]
+
+    monkeypatch.setattr(Diagnosing, "_train", trained)
+    monkeypatch.setattr(diagnosing, "scored_of", lambda evidence, task: Scored({}, {}, {}))
+
+
+def diagnosed(run: Run, minutes: float = 100.0) -> Any:
+    workload, config, folder = run
+    quiet: Any = Quiet()
+    return Diagnosing(workload=workload, config=config, folder=folder, report=quiet, minutes=minutes).run()
+
+
+def test_what_gains_is_kept_and_its_share_is_its_gain(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(lambda config: 0.7 + 0.05 * min(config.model.dim, 8) / 8 + 0.02 * (config.train.epochs > 8), monkeypatch)
+    found = diagnosed(run)
+    shares = {share.name: share.gain.value for share in found.shares if share.limit != "baseline"}
+    assert found.verdict.limit == "capacity"
+    assert found.verdict.confidence == "high"
+    assert found.verdict.second == "steps"
+    assert sum(shares.values()) == pytest.approx(found.best - found.score)
+    assert shares["twice the epochs"] == pytest.approx(0.02, abs=0.012)
+    assert "--train.epochs 16" in found.advice
+    assert found.advised.low < found.best - found.score < found.advised.high
+    again = choose(from_diagnosis=run[2]).config
+    assert (again.model.dim, again.train.epochs) == (8, 16)
+    text = str(diagnosis_report.DiagnosisReport.of(found))
+    assert "recperf run --from-diagnosis" in text
+    assert len(text.splitlines()) <= 15
+
+
+def test_changes_that_gain_nothing_are_not_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(lambda config: 0.7, monkeypatch)
+    found = diagnosed(run)
+    assert not found.advice
+    assert found.verdict.limit in ("noise", "unclear")
+    assert not [one for one in found.tried if one.kept]
+
+
+def test_experiments_without_time_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(lambda config: 0.7, monkeypatch)
+    found = diagnosed(run, minutes=1e-9)
+    assert not found.tried
+    assert "twice the epochs" in found.left_out
+    assert found.verdict.confidence == "low"
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_workload_has_experiments_that_its_config_accepts(name: str) -> None:
+    workload = find(name)
+    config = next(iter(workload.presets.values()))()
+    limits = set()
+    for change in changes(to_json(config)):
+        try:
+            assert with_change(config, change) != config
+        except ConfigError:
+            continue
+        limits.add(change.limit)
+    assert {"steps", "rate", "capacity"} <= limits
+
+
+@pytest.mark.long
+def test_experiments_are_trained_and_read_again(run: Run) -> None:
+    found = diagnosed(run, minutes=3.0)
+    assert found.best >= found.score
+    assert any(not one.screened for one in found.tried)
+    # It goes on where it was: nothing is trained again.
+    assert diagnosed(run, minutes=3.0).tried[0].gain == found.tried[0].gain

@@ -1,0 +1,52 @@
+"""Gains with their intervals: against known values of Student's distribution, and against simulated seeds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from recperf.learn.gains import Scored, cumulative, gain, holm, pooled, quantile
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (2, 4.303), (5, 2.571), (30, 2.042), (1000, 1.962)])
+def test_quantiles_are_those_of_tables(freedom: float, value: float) -> None:
+    assert quantile(0.975, freedom) == pytest.approx(value, abs=0.001)
+    assert cumulative(value, freedom) == pytest.approx(0.975, abs=1e-4)
+
+
+def test_the_variance_of_seeds_is_pooled() -> None:
+    assert pooled([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0]]) == (pytest.approx((2.0 + 6.0) / 3), 3)
+
+
+def test_an_interval_holds_the_true_gain_as_often_as_it_says() -> None:
+    draw, held = random.Random(4), 0
+    for _ in range(80):
+        scored = []
+        for true in (0.80, 0.83):
+            values = {seed: true + draw.gauss(0, 0.01) for seed in range(3)}
+            # As of so many users that only seeds differ.
+            scored.append(Scored(values, {seed: [value] * 3 for seed, value in values.items()}, values))
+        old, new = scored
+        found = gain(new, old, pooled(one.values.values() for one in scored))
+        held += found.low <= 0.03 <= found.high
+    assert held / 80 >= 0.88
+
+
+def test_users_widen_the_interval_and_one_seed_tells_nothing() -> None:
+    old = Scored({0: 0.5, 1: 0.51}, {0: [0.4, 0.5, 0.6], 1: [0.41, 0.51, 0.61]}, {})
+    same_users = Scored({0: 0.6, 1: 0.61}, {0: [0.5, 0.6, 0.7], 1: [0.51, 0.61, 0.71]}, {})
+    others = Scored({0: 0.6, 1: 0.61}, {0: [0.7, 0.6, 0.5], 1: [0.71, 0.61, 0.51]}, {})
+    seeds = pooled([old.values.values(), others.values.values()])
+    paired, unpaired = gain(same_users, old, seeds), gain(others, old, seeds)
+    assert paired.value == unpaired.value == pytest.approx(0.1)
+    assert paired.certain
+    assert not unpaired.certain
+    assert not gain(same_users, old, (0.0, 0)).certain
+
+
+def test_holm_asks_for_more_where_more_was_tried() -> None:
+    assert holm([0.04]) == [True]
+    assert holm([0.04, 0.5]) == [False, False]
+    assert holm([0.001, 0.03, 0.02]) == [True, True, True]
+    assert holm([0.001, 0.03, 0.03]) == [True, False, False]
