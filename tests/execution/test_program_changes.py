@@ -55,6 +55,13 @@ def test_loaders_get_another_batch_size() -> None:
     assert sizes == [8, None]
 
 
+def test_one_batch_comes_again_and_again_as_often_as_there_are_batches() -> None:
+    with changed({"replay": True}):
+        loader = DataLoader(range(10), 4)  # type: ignore[arg-type, var-annotated]
+        epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    assert epochs == [[[0, 1, 2, 3]] * 3] * 2
+
+
 def test_optimizers_run_another_way() -> None:
     weight = nn.Parameter(torch.ones(4))
     weight.grad = torch.ones(4)

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from textwrap import dedent, indent
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from recperf.cli import main
 from recperf.execution import source_rules, step_profile, trial_search, trials
 from recperf.execution.fixes import difference
 from recperf.execution.script import Program, ScriptOutcome
+from recperf.execution.script_experiments import confirm
+from recperf.execution.step_profile import Evidence
 from recperf.execution.trial_search import ALL, Compared, NotTried, interval
 from recperf.execution.trials import Run, Trials
 from recperf.measure import advice_rules, observing
 from recperf.measure.ceilings import Ceilings
-from recperf.measure.records import Advice
+from recperf.measure.records import Advice, LoaderFacts, Observed, Operator, Percentiles, ProgramFacts
 
 LOOP = """
 import sys, time, torch
@@ -105,6 +108,33 @@ def test_what_gains_is_tried_together_and_the_rest_is_dropped(monkeypatch: pytes
     assert by_name["zero_grad"].note == "losses are equal; measured in one run"
     assert by_name["optimizer"].note == "losses are within tolerance (5e-06); measured in one run"
     assert str(by_name["sparse"].note).startswith("losses are different (0.05); it changes the results: SparseAdam")
+
+
+def test_experiments_of_a_program_are_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that waits for its input for 60 of 100 ms, on 4 threads."""
+    operator = Operator("aten::mm", None, "product", 1, 1, ms=40.0)
+    waits = {"input": 60.0, "python": 0.0, "blocked": 0.0, "communication": 0.0}
+    seen = Observed("cpu", 4, Percentiles(99, 100, 101), waits, [operator])
+    report: Any = SimpleNamespace(program_facts=ProgramFacts(loader=LoaderFacts(0, False)), places=[])
+    for gain, outcome in ((2.5, "agrees"), (1.0, "disagrees"), (NotTried("why"), "not run")):
+
+        def compare(self: Trials, settings: dict[str, Any], deadline: float, most: int, gain: Any = gain) -> Compared:
+            assert settings == {"replay": True}
+            if isinstance(gain, Exception):
+                raise gain
+            return Compared(gain, [gain - 0.01, gain + 0.01], 1.0, None)
+
+        monkeypatch.setattr(Trials, "compare", compare)
+        report.verdict = None
+        ran = ScriptOutcome(evidence=Evidence(seen, None, None))
+        trials_of = Trials(Program(Path("a.py")), ran, Path("."), math.inf, False)
+        ran.report = report
+        confirm(trials_of, ran, lambda text: None)
+        (row,) = report.experiments
+        assert row.outcome == outcome
+        assert (report.verdict is None) == (outcome == "not run")
+        if outcome == "disagrees":
+            assert any("disagrees" in doubt for doubt in report.verdict.doubts)
 
 
 def test_the_interval_covers_what_separates_runs(monkeypatch: pytest.MonkeyPatch) -> None:

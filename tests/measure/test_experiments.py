@@ -18,7 +18,7 @@ from torch.nn import functional
 import recperf
 from recperf.measure import experiments
 from recperf.measure.clocks import ClockReading
-from recperf.measure.experiments import HALF, TWICE, _could_be_offsets, _doubled, _expected, _judged, confirm, hot_ids
+from recperf.measure.experiments import HALF, TWICE, _could_be_offsets, _doubled, _expected, confirm, hot_ids, judged
 from recperf.measure.limit_kinds import LIMITS
 from recperf.measure.records import Attribution, DividedOperator, Observed, Percentiles
 
@@ -47,7 +47,7 @@ def own(**shares: float) -> dict[str, float]:
 def test_the_printed_range_decides(
     shares: dict[str, float], factors: Any, measured: float, spread: float, outcome: str
 ) -> None:
-    row = _judged("one", measured, spread, *_expected(own(**shares), factors))
+    row = judged("one", measured, spread, *_expected(own(**shares), factors))
     assert row.outcome == outcome
     low, high = (float(word) for word in row.expected.split() if word[0].isdigit())
     assert (low <= measured <= high) is (outcome != "disagrees"), row
@@ -246,7 +246,7 @@ def test_what_is_measured_decides(
 def test_the_spread_of_repeats(
     measured: float, spread: float, rival: tuple[float, float], expected: str, outcome: str
 ) -> None:
-    row = _judged("one", measured, spread, (1.0, 2.0), rival)
+    row = judged("one", measured, spread, (1.0, 2.0), rival)
     assert (row.expected, row.outcome) == (f"{expected} times the step", outcome)
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
 from torch.optim import Adam, Optimizer, SparseAdam
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .program_hooks import Wrap, patched
 
@@ -161,9 +162,33 @@ def _flat(params: Any) -> list[Any]:
     return [params] if isinstance(params, torch.Tensor) else list(params)
 
 
+def _replay(_: bool) -> Patches:
+    """Iterators of loaders return their first batch again, as often as they have batches."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        batches: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+
+        @wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            taken = batches.setdefault(iterator, [])
+            try:
+                ends = len(iterator)
+            except TypeError:
+                return original(iterator)
+            if taken and len(taken) >= ends:
+                raise StopIteration
+            taken.append(taken[0] if taken else original(iterator))
+            return taken[-1]
+
+        return next_batch
+
+    return [(_BaseDataLoaderIter, "__next__", wrap)]
+
+
 CHANGES: dict[str, Callable[[Any], Patches]] = {
     "workers": lambda count: _loader(num_workers=count, persistent_workers=count > 0),
     "batch_size": _batches,
+    "replay": _replay,
     "pinned": lambda pinned: _loader(pin_memory=pinned),
     "optimizer": _optimizer,
     "zero_grad": _zero_grad,

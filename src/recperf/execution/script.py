@@ -35,7 +35,7 @@ from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_functio
 from .rank_profiles import COUNTS, Meeting, RankFile, SampledRank, of_children, together, world_size
 from .side_effects import SideEffects
 from .source_rules import advise_on_sources
-from .step_profile import Profiler
+from .step_profile import Evidence, Profiler
 
 MAIN = "__main__:"
 
@@ -69,6 +69,8 @@ class ScriptOutcome:
     """How the program ended and what was seen of it."""
 
     report: Report | None = None
+    evidence: Evidence | None = None
+    """From which its verdict follows."""
     code: int = 0
     """Exit code of the program; 0 if it was stopped."""
     stopped: bool = False
@@ -159,7 +161,7 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Scrip
     )
     if outcome.stopped:
         report.notes.append(f"the program was stopped after {seen:,} steps; --to-the-end lets it run")
-    report.notes.append("no experiments: the step of a program cannot be repeated from outside")
+    outcome.evidence = profiler.evidence
     if meeting.size > 1:
         ranks = meeting.gather(RankFile.of(meeting.rank, meeting.size, report, profiler))
         report = together(ranks) if ranks else report

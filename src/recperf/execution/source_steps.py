@@ -112,9 +112,16 @@ class _Reports:
             if one in self.statements and self._can_move(one):
                 run.append(one)
                 continue
-            if run and any(isinstance(node, ast.Call) for each in run for node in ast.walk(each)):
+            if any(self._reports(node) for each in run for node in ast.walk(each)):
                 yield run
             run = []
+
+    def _reports(self, node: ast.AST) -> bool:
+        """Whether a call is one of a report, not only a computation."""
+        if not isinstance(node, ast.Call):
+            return False
+        method = isinstance(node.func, ast.Attribute) and (node.func.attr in CHANGING or self._writes(node.func))
+        return method or self.source.is_call(node, *REPORTING) or self.source.function(node.func) is not None
 
     def _can_move(self, one: ast.stmt | None) -> bool:
         """Whether further white space before its lines changes nothing else."""

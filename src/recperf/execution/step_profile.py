@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle
 from time import process_time
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -52,6 +52,14 @@ UNLIMITED_SECONDS = 3600.0
 __all__ = ["Profiler", "Report", "profile"]
 
 
+class Evidence(NamedTuple):
+    """What a verdict follows from."""
+
+    observed: Observed
+    ceilings: Ceilings | None
+    peaks: Peaks | None
+
+
 class Profiler:
     """Observes the loop inside its `with` block. `input` surrounds the batches, `step` ends every step.
 
@@ -74,6 +82,8 @@ class Profiler:
         """What runs beside the functions of processes that the loop starts."""
         self.counts: Counts | None = None
         """How many steps to observe, where ranks must observe the same."""
+        self.evidence: Evidence | None = None
+        """What the report was built from."""
         self._undone = 0
         """Steps that are undone, because they repeated a batch."""
         self._driven = False
@@ -169,6 +179,7 @@ class Profiler:
         if self.children is not None:
             add_children(observed, children_of(self.children.seen))
         ceilings = self._ceilings(observed.device, observed.threads)
+        self.evidence = Evidence(observed, ceilings, self._peaks)
         experiments = self._experiment(attribute(observed, ceilings), observed) if self._experiment else []
         profile = build_profile(observed, ceilings, self._facts(observed.threads), experiments, machine_facts())
         profile.steps_trained = self.observer.seen - self._undone

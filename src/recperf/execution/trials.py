@@ -7,6 +7,7 @@ Nothing of the user's changes: `why_not` says which programs run again, and `sid
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import resource
@@ -29,6 +30,7 @@ from ..stop import FLAG
 from .fixes import difference
 from .program_edits import diff, edited
 from .script import Program, ScriptOutcome
+from .script_experiments import confirm
 from .source_rules import EDITS, sources_of
 from .trial_processes import Nursery, Side, refused
 from .trial_search import FEW, FEWEST, MOST, NARROW, Compared, NotTried, Search, changes_of, interval
@@ -80,6 +82,7 @@ def try_advice(
             if seconds > 0 and any(one.settings for one in advice):
                 # Its start is not the time of a trial.
                 trials.nursery({})
+            confirm(trials, outcome, say)
             trials.try_each(advice, say)
             if patch is not None:
                 trials.write_patch(patch, advice, say)
@@ -137,6 +140,8 @@ class Trials(Search):
         batch_size = facts.loader.batch_size if facts and facts.loader else None
         super().__init__(seconds, workers=outcome.workers, batch_size=batch_size, kept=kept)
         self.program, self.outcome, self.folder, self.anywhere = program, outcome, folder, anywhere
+        self._compared: dict[str, Compared] = {}
+        """What was measured, by the settings."""
         self.nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
 
     def write_patch(self, patch: Path, advice: list[Advice], say: Callable[[str], None]) -> None:
@@ -174,12 +179,19 @@ class Trials(Search):
     def compare(self, settings: dict[str, Any], deadline: float, most: int = MOST) -> Compared:
         """Let the unchanged and the changed program take turns; for `MOST` turns in several runs, since memory, caches
         and the order of cores differ from run to run, and what is printed must hold in the next one."""
+        key = json.dumps(settings, sort_keys=True)
+        if most <= FEW and key in self._compared:
+            return self._compared[key]
         began = monotonic()
         turns = most if most <= FEW else most // self.runs
         runs = [self._run(settings, deadline, turns)]
         with suppress(NotTried):
             while most > FEW and len(runs) < self.runs and monotonic() + (monotonic() - began) / len(runs) < deadline:
                 runs.append(self._run(settings, deadline, turns))
+        self._compared[key] = compared = self._over(runs)
+        return compared
+
+    def _over(self, runs: list[Run]) -> Compared:
         means = [fmean(run.gains) for run in runs]
         enough = len(means) >= FEWEST_RUNS
         ends = interval(means if enough else [gain for run in runs for gain in run.gains])

@@ -84,12 +84,45 @@ def confirm(
     return rows
 
 
+@dataclass(frozen=True)
+class ProgramVariant:
+    """An experiment with a program, which runs again with some settings."""
+
+    name: str
+    settings: dict[str, Any]
+    expected: Range
+    rival: Range
+    why: str = ""
+
+    def shown(self, gain: float, ends: list[float]) -> Experiment:
+        """What it shows, by the gain of the changed program and its interval."""
+        return judged(self.name, 1 / gain, (1 / ends[0] - 1 / ends[1]) / 2, self.expected, self.rival, self.why)
+
+    def not_run(self, why: str) -> Experiment:
+        return Experiment(self.name, _text(self.expected), why, "not run")
+
+
+def of_program(
+    attribution: Attribution, observed: Observed, *, peaks: Peaks | None, has_loader: bool
+) -> Iterator[ProgramVariant]:
+    """The experiments that a program allows, whose step cannot be called from outside."""
+    shares = attribution.shares
+    waits = shares["input"]
+    if has_loader and waits >= NOTICEABLE:
+        why = f": waiting for input ({waits:.0%}) vanishes"
+        yield ProgramVariant(REPLAY, {"replay": True}, (0.0, 1 - waits), SAME, why)
+    threads = observed.threads
+    if observed.device == "cpu" and threads > 1 and waits < max(shares.values()):
+        expected, rival = _expected(shares, _half_threads(peaks, threads) | {"input": SAME})
+        yield ProgramVariant("half the threads", {"threads": threads // 2}, expected, rival)
+
+
 def _replay(plain: Callable[[], object], step_ms: Percentiles, share: float) -> Experiment:
     """Without waiting for input the step must take the rest of its time."""
     count = max(3, min(50, int(300 / step_ms.p50)))
     times = percentiles([seconds_of(plain, 1) * 1e3 / step_ms.p50 for _ in range(count)])
     spread = (times.p80 - times.p20 + (step_ms.p80 - step_ms.p20) / step_ms.p50) / 2
-    return _judged(REPLAY, times.p50, spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
+    return judged(REPLAY, times.p50, spread, (0.0, 1 - share), SAME, f": waiting for input ({share:.0%}) vanishes")
 
 
 def _variants(
@@ -185,10 +218,10 @@ def _run(variant: Variant, plain: Callable[[], object], step_s: float) -> Experi
         why = f"not possible: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return Experiment(variant.name, _text(variant.expected), why, "not run")
     times = percentiles(ratios)
-    return _judged(variant.name, times.p50, times.p80 - times.p20, variant.expected, variant.rival)
+    return judged(variant.name, times.p50, times.p80 - times.p20, variant.expected, variant.rival)
 
 
-def _judged(name: str, measured: float, spread: float, expected: Range, rival: Range, why: str = "") -> Experiment:
+def judged(name: str, measured: float, spread: float, expected: Range, rival: Range, why: str = "") -> Experiment:
     """What an experiment shows. The spread of its repeats widens both ranges, and what is printed decides."""
     (low, high), (rival_low, rival_high) = (
         (round(max(0.0, one[0] - spread), 2), round(one[1] + spread, 2)) for one in (expected, rival)
@@ -240,7 +273,7 @@ def hot_ids(hot: Percentiles, cold: Percentiles, random_rows: float) -> Experime
     spread = (hot.p80 / cold.p20 - hot.p20 / cold.p80) / 2
     why = f": random rows from memory ({random_rows:.0%}) vanish"
     expected = (0.0, 1 - 0.3 * random_rows)
-    return _judged(HOT_IDS, hot.p50 / cold.p50, spread, expected, SAME, why)
+    return judged(HOT_IDS, hot.p50 / cold.p50, spread, expected, SAME, why)
 
 
 def _doubled(batch: Any) -> Any | None:

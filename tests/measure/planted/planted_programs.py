@@ -64,6 +64,10 @@ def loop(before: str = "", middle: str = "", after: str = "") -> str:
     return LOOP.format(before=at(before, " " * 4), middle=at(middle, " " * 8), after=at(after, " " * 8))
 
 
+DEEP = (
+    "model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(40)], nn.Linear(32, 1))\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)"
+)
 planted(
     "anomaly mode", "anomaly mode", loop("torch.autograd.set_detect_anomaly(True)"),
     "set_detect_anomaly(True)", {"anomaly(True)": "anomaly(False)"}, "python", "operator", "dispatch",
@@ -91,7 +95,7 @@ planted(
 )  # fmt: skip
 planted(
     "an average of weights by deep copy", "deep copy",
-    loop("import copy\naverage = copy.deepcopy(model.state_dict())", "",
+    loop(DEEP + "\nimport copy\naverage = copy.deepcopy(model.state_dict())", "",
          "new = copy.deepcopy(model.state_dict())\n"
          "for name in average:\n    average[name] = 0.99 * average[name] + 0.01 * new[name]"),
     "new = copy.deepcopy", {"new = copy.deepcopy(model.state_dict())": "new = model.state_dict()"}, "python",
@@ -99,8 +103,7 @@ planted(
 ONE_BY_ONE = "for p in model.parameters():\n{0}if p.grad is not None:\n    {0}torch.nn.utils.clip_grad_norm_(p, 1.0)"
 planted(
     "clipping per parameter", "clipping",
-    loop("model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(40)], nn.Linear(32, 1))\n"
-         "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)",
+    loop(DEEP,
          ONE_BY_ONE.format("    ")),
     "clip_grad_norm_", {ONE_BY_ONE.format(" " * 8): "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"},
     "dispatch", "python", same=False,
@@ -290,11 +293,10 @@ planted(
 planted(
     "unique ids", "unique",
     """
-    table = nn.Embedding(100_000, 8)
+    table = nn.Embedding(20_000, 2)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.01)
-    table.weight.register_hook(lambda gradient: None)
     for step in range(STEPS):
-        ids = torch.randint(100_000, (50_000,))
+        ids = torch.randint(20_000, (200_000,))
         some, back = torch.unique(ids, return_inverse=True)
         loss = table(some)[back].square().mean()
         optimizer.zero_grad()
