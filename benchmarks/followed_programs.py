@@ -22,7 +22,7 @@ from _rows import record, row
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "measure" / "planted"))
 
-from planted_programs import PROGRAMS, PlantedProgram
+from planted_programs import PROGRAMS, PlantedProgram  # type: ignore[import-not-found]
 
 TURNS = 3
 HALF, CLOSE = 0.5, 0.1

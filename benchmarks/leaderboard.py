@@ -21,6 +21,10 @@ STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.
 DATA = {
     "sequences_sasrec": "ML-1M, SASRec's file",
     "Beauty": "Amazon Beauty",
+    "LastFM": "LastFM, S3-Rec's file",
+    "Sports_and_Outdoors": "Amazon Sports, S3-Rec's file",
+    "Toys_and_Games": "Amazon Toys, S3-Rec's file",
+    "Yelp": "Yelp, S3-Rec's file",
 }
 """What files are called; ties of times are in the order of the file."""
 PUBLISHED = (
@@ -35,8 +39,8 @@ TITLE = """# Next items: results
 
 Each user's last item is the test, the one before it the validation; all items are ranked but those of the history. In
 parentheses the 95 % interval of the mean over seeds. Seconds of training alone, to the best epoch by validation.
-Written by `benchmarks/leaderboard.py` from `benchmarks/results/next_item.jsonl`; the rows come from `next_item.py` and
-`next_item_research.py`.
+Written by `benchmarks/leaderboard.py` from `benchmarks/results/next_item.jsonl`; the rows come from `next_item.py`,
+`next_item_research.py` and `next_item_rectools.py`.
 """
 
 
