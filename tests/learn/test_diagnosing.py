@@ -42,7 +42,8 @@ def made_up(score: Any, monkeypatch: pytest.MonkeyPatch, noise: float = 0.003) -
     def trained(self: Diagnosing, config: Any, seed: int, name: str) -> Scored:
         key = diagnosing._key(config)
         values = dict(self._scored[key].values) if key in self._scored else {}
-        values[seed] = score(config) + random.Random(f"{key} {seed}").gauss(0, noise)
+        drawn = random.Random(f"{config.model} {config.train} {seed}")
+        values[seed] = score(config) + drawn.gauss(0, noise)
         self._scored[key] = Scored(values, {one: [v - 0.01, v, v + 0.01] for one, v in values.items()}, values)
         return self._scored[key]
 

@@ -191,7 +191,8 @@ class Diagnosing:
         tried.gain = gain(scored, best, self._seeds())
         common = scored.chosen.keys() & best.chosen.keys()
         tried.chosen = sum(scored.chosen[seed] - best.chosen[seed] for seed in common) / len(common)
-        return tried.chosen > self._noise() * math.sqrt(2 / len(common))
+        # Twice the standard error of the difference between means over as many seeds.
+        return tried.chosen > 2 * self._noise() * math.sqrt(2 / len(common))
 
     def _options(self, kept: Sequence[Change]) -> list[Change]:
         """The changes that the config of the kept ones accepts, those first that the run's own evidence points to."""
@@ -350,9 +351,12 @@ class Diagnosing:
         """The limit that the largest kept change confirms."""
         whole = gain(best, base, self._seeds())
         confidence = "low"
-        if leading.gain.certain and leading.gain.value > 0:
+        if leading.gain.certain and leading.gain.value > 0 and leading.confirmed:
             confidence = "medium"
-            if whole.certain and whole.seeds >= SEEDS and leading.confirmed:
+            # The seed by which a change was chosen flatters it.
+            first = {self.config.seed}
+            fresh = gain(without(best, first), without(base, first), self._seeds())
+            if whole.certain and whole.seeds >= SEEDS and fresh.certain and fresh.value > 0:
                 confidence = "high"
         half = (leading.gain.high - leading.gain.low) / 2
         because = [f"{leading.name} ({leading.change}) gains {leading.gain.value:+.4f} ± {half:.4f}"]
@@ -388,6 +392,16 @@ def shortened(config: Any) -> Any:
     if steps:
         return replace(config, train=replace(config.train, max_steps=max(1, steps // SCREENED)))
     return replace(config, train=replace(config.train, epochs=max(1, epochs // SCREENED)))
+
+
+def without(scored: Scored, seeds: set[int]) -> Scored:
+    """The scores of the other seeds; of all where there are no others."""
+    others = scored.values.keys() - seeds or scored.values.keys()
+    return Scored(*({seed: part[seed] for seed in others if seed in part} for part in _parts(scored)))
+
+
+def _parts(scored: Scored) -> tuple[Any, ...]:
+    return scored.values, scored.replicates, scored.chosen
 
 
 def command_of(before: Any, after: Any) -> list[str]:
