@@ -70,8 +70,10 @@ def measured(case: PlantedProgram, steps: int, seconds: float) -> dict[str, Any]
     first: dict[str, Any] = next((one for one in report["advice"] if one["status"] == "tried"), {})
     named = next((one for one in report["advice"] if one["name"] == "patch" and one["measured_gain"]), first)
     limit = report["verdict"]["limit"]
-    lines = {place["line"] for place in report["places"][:3]}
     line = next(number for number, one in enumerate(text.splitlines(), 1) if case.slow in one)
+    lines = {place["line"] for place in report["places"][:3]}
+    # A setting acts elsewhere: then the advice names its line.
+    lines |= {line for one in report["advice"] if f"train.py:{line}" in one["seen"]}
     gain = before / after[0] if after else 1.0
     printed = named.get("measured_gain")
     reached = (before - before / gain) / max(before - known, 1e-12)

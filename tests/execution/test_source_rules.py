@@ -62,3 +62,26 @@ def test_a_planted_defect_is_found_and_its_edit_trains_the_same(program: Planted
     assert bool(one.changes) or program.same
     if program.same:
         assert after == pytest.approx(before, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loss.backward(); print(loss)",
+        "total += float(loss)",
+        "kept.append(loss)",
+        "group.setdefault('lr', 1)",
+        "score = model(x)",
+        "loss = asymmetric_loss(x)",
+        "torch.save(x, memory)",
+        "x.add_(1)",
+        "noise = np.random.rand()",
+    ],
+)
+def test_what_trains_or_is_used_later_stays(line: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import io, torch\nimport numpy as np\nfrom losses import asymmetric_loss\nkept, total = [], 0.0\n"
+        f"memory = io.BytesIO()\nfor group in groups:\n    {line}\n    send(kept, total, score, loss, memory, noise)\n"
+    )
+    assert not [one for one in advised(script, line) if one.name == "reports"]

@@ -56,7 +56,9 @@ def _advice(rows: list[tuple[Finding, float, Place]], report: Report) -> Advice 
     possible = [row for row in rows if row[0].edits] or rows
     possible.sort(key=lambda row: -row[1])
     finding, _, place = possible[0]
-    share = min(1.0 - REMAINS, sum(share for _, share, _ in possible))
+    # What is not known by its lines is known for the whole program.
+    whole = max if finding.works else sum
+    share = min(1.0 - REMAINS, whole([share for _, share, _ in possible]))
     if share < NOTICEABLE and not finding.always:
         return None
     where = f", first at {place_text(place)}" if len(possible) > 1 else f": {place_text(place)}"

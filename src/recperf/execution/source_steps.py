@@ -39,7 +39,8 @@ METHODS = {
     "state_dict", "parameters", "named_parameters", "to", "t", "dim", "round", "dot", "isnan",
 }  # fmt: skip
 """Methods that only compute a value, whatever their object is."""
-SIMPLE = ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.With | ast.For | ast.If | ast.Pass
+# Sums over steps would lose most of their terms.
+SIMPLE = ast.Expr | ast.Assign | ast.AnnAssign | ast.With | ast.For | ast.If | ast.Pass
 
 
 def anomaly_mode(source: Source) -> Iterator[Finding]:
@@ -125,7 +126,7 @@ class _Reports:
 
     def _can_move(self, one: ast.stmt | None) -> bool:
         """Whether further white space before its lines changes nothing else."""
-        if one is None or not self.source.alone(one):
+        if one is None or not self.source.alone(one) or self.source.text_of(one).startswith("elif"):
             return False
         texts = (node for node in ast.walk(one) if isinstance(node, ast.Constant | ast.JoinedStr))
         return all(node.lineno == node.end_lineno for node in texts)
@@ -154,9 +155,15 @@ class _Reports:
         if isinstance(call.func, ast.Attribute):
             if call.func.attr in METHODS or self._writes(call.func):
                 return True
-            return call.func.attr in CHANGING and isinstance(call.func.value, ast.Name)
+            return call.func.attr in CHANGING and self._is_own(call.func.value)
         function = source.function(call.func)
         return function is not None and self._is_pure(function)
+
+    def _is_own(self, container: ast.AST) -> bool:
+        """Whether a name means a list, a set or a dict that this file has made, and nothing else."""
+        made = self.source.value_of(container, self.source.function_of(container))
+        own = isinstance(made, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp)
+        return own or self.source.is_call(made, "list", "dict", "set", "collections.")
 
     def _writes(self, method: ast.Attribute) -> bool:
         """Whether a method is that of a file, a logger or a metric."""
@@ -191,6 +198,9 @@ class _Reports:
         for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
             if isinstance(call.func, ast.Attribute) and call.func.attr in CHANGING and not self._writes(call.func):
                 names.add(_base(call.func.value) or "")
+            # What is written to memory may be sent somewhere.
+            names |= {one.id for one in call.args if isinstance(one, ast.Name)
+                      and source.is_call(source.value_of(one, function), "io.")}  # fmt: skip
         if not names:
             return not any(isinstance(one, ast.Call) for one in ast.walk(node)) or self._value_only(node)
         shared = any(isinstance(one, ast.Global | ast.Nonlocal) for one in ast.walk(function))

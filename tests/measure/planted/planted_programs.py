@@ -260,7 +260,8 @@ planted(
     "v[row] @ u[row]",
     {"scores = []": "scores = (v @ u.unsqueeze(2)).sigmoid()", "for row in range(len(users)):": "if 0:",
      "torch.stack(scores)": "scores"},
-    "dispatch", "python",
+    # The backward pass of each row fills a gradient of all rows.
+    "dispatch", "python", "operator", "cache",
 )  # fmt: skip
 planted(
     "a loop of GRUCell", "time steps",
