@@ -306,6 +306,10 @@ MODEL_ALONE: dict[str, Any] = {
               "max_length": 16, "dropout": 0.1, "temperature": 0.1, "time_buckets": 0},
     "train": {"epochs": 25, "batch_size": 32, "learning_rate": 3e-3, "patience": 4, "threads": 1},
 }  # fmt: skip
+WIDE_ENOUGH: dict[str, Any] = {
+    "model": {"bottom": [2, 32, 8], "top": [64, 32, 1]},
+    "train": {"epochs": 12, "weight_decay": 0.06, "table_weight_decay": 1.0},
+}
 SHORT_EVENTS: dict[str, Any] = {"train": {"epochs": 4}}
 
 
@@ -313,8 +317,9 @@ def merged(base: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
     return {name: {**base.get(name, {}), **sections.get(name, {})} for name in (*base, *sections)}
 
 
-def clicks(name: str, *expected: str, log: Any = None, **more: Any) -> Case:
-    return Case(name=f"clicks: {name}", workload=CLICKS, log=log or rows, expected=expected, **more)
+def clicks(name: str, *expected: str, log: Any = None, fields: Any = None, **more: Any) -> Case:
+    used = merged(WIDE_ENOUGH, **(fields or {}))
+    return Case(name=f"clicks: {name}", workload=CLICKS, log=log or rows, expected=expected, fields=used, **more)
 
 
 def events(name: str, *expected: str, log: Any = None, fields: Any = None, **more: Any) -> Case:
@@ -348,7 +353,7 @@ HEALTHY = [
 ONE_FLAW = [
     clicks("rate 30 times too small", "rate", fields=training(learning_rate=0.01 / 30)),
     clicks("rate 30 times too large", "rate", fields=training(learning_rate=0.3)),
-    clicks("a tenth of the epochs", "steps", fields=training(max_steps=int(0.1 * 8 * 60))),
+    clicks("a tenth of the epochs", "steps", fields=training(max_steps=82)),
     clicks("width 2", "capacity", fields=NARROW),
     clicks("no regularisation on few rows", "overfit", log=wide_rows, fields=MEMORISING),
     clicks("a column zeroed", "ignored", flaws=(zeroed("page"),)),
@@ -382,7 +387,7 @@ ONE_FLAW = [
 ]  # fmt: skip
 TWO_FLAWS = [
     clicks("a column zeroed, a tenth of the epochs", "ignored", "steps", flaws=(zeroed("page"),),
-           fields=training(max_steps=48)),
+           fields=training(max_steps=82)),
     clicks("a frozen table, width 2", "dead", "capacity", flaws=(frozen("embeddings."),), fields=NARROW),
     clicks("drift, labels flipped", "drift", "noise", log=made(rows, turns=2.0, flipped=0.4)),
     clicks("no regularisation, rate too large", "overfit", "rate", log=wide_rows,
@@ -431,4 +436,6 @@ def prepare(case: Case, size: str, seed: int) -> tuple[Workload, Any, Log]:
 def train(workload: Workload, config: Any, folder: Path) -> Any:
     """Train a case; returns the result."""
     report = Terminal(as_json=False, quiet=True)
-    return TrainingRun(workload=workload, config=config, report=report, folder=folder, peaks=False).train()
+    return TrainingRun(
+        workload=workload, config=config, report=report, folder=folder, peaks=False, measured=False
+    ).train()

@@ -13,7 +13,8 @@ from planted_logs import CASES, made, prepare, rows, train
 from recperf.config import to_json
 from recperf.errors import ConfigError
 from recperf.execution import diagnosing
-from recperf.execution.diagnosing import Diagnosing, Quiet, with_change
+from recperf.execution.diagnosing import Diagnosing, Quiet
+from recperf.execution.tried_configs import key_of, with_change
 from recperf.learn.experiments import changes
 from recperf.learn.gains import Scored
 from recperf.runs import diagnosis_report
@@ -40,7 +41,7 @@ def made_up(score: Any, monkeypatch: pytest.MonkeyPatch, noise: float = 0.003) -
     """Trainings whose AUC is what `score` says of a config, and what a seed adds."""
 
     def trained(self: Diagnosing, config: Any, seed: int, name: str) -> Scored:
-        key = diagnosing._key(config)
+        key = key_of(config)
         values = dict(self._scored[key].values) if key in self._scored else {}
         drawn = random.Random(f"{config.model} {config.train} {seed}")
         values[seed] = score(config) + drawn.gauss(0, noise)
@@ -58,7 +59,7 @@ def diagnosed(run: Run, minutes: float = 100.0) -> Any:
 
 
 def test_what_gains_is_kept_and_its_share_is_its_gain(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up(lambda config: 0.7 + 0.05 * min(config.model.dim, 8) / 8 + 0.02 * (config.train.epochs > 8), monkeypatch)
+    made_up(lambda config: 0.7 + 0.05 * min(config.model.dim, 8) / 8 + 0.02 * (config.train.epochs > 12), monkeypatch)
     found = diagnosed(run)
     shares = {share.name: share.gain.value for share in found.shares if share.limit != "baseline"}
     assert found.verdict.limit == "capacity"
@@ -66,10 +67,10 @@ def test_what_gains_is_kept_and_its_share_is_its_gain(run: Run, monkeypatch: pyt
     assert found.verdict.second == "steps"
     assert sum(shares.values()) == pytest.approx(found.best - found.score)
     assert shares["twice the epochs"] == pytest.approx(0.02, abs=0.012)
-    assert "--train.epochs 16" in found.advice
+    assert "--train.epochs 24" in found.advice
     assert found.advised.low < found.best - found.score < found.advised.high
     again = choose(from_diagnosis=run[2]).config
-    assert (again.model.dim, again.train.epochs) == (8, 16)
+    assert (again.model.dim, again.train.epochs) == (8, 24)
     text = str(diagnosis_report.DiagnosisReport.of(found))
     assert "recperf run --from-diagnosis" in text
     assert len(text.splitlines()) <= 15

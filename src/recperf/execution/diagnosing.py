@@ -10,8 +10,6 @@ its own: a diagnosis that was stopped goes on where it was.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ..config import flatten, from_json, to_json
+from ..config import flatten, to_json
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import write_json, writing
 from ..jsonfile import as_json
@@ -30,18 +28,16 @@ from ..learn.records import NOT_MEASURED, UNCLEAR, QualityLimit
 from ..runs.derive import best_of, compared
 from ..runs.evidence import Evidence
 from ..runs.record import CONFIG_SCHEMA
-from ..runs.schemas import SavedScores
 from ..stop import poll
-from ..tasks import NDCG, ORACLES, Task, signed
+from ..tasks import ORACLES, Task, signed
 from .run import TrainingRun
+from .tried_configs import SCREENED, command_of, key_of, scored_of, shortened, with_change, without
 from .workload import RankingConfig, Reporter, Workload
 
 FOLDER = "diagnosis"
 TIMES, LEAST_S = 5.0, 60.0
 """The budget is so many times the training, and at least so many seconds."""
 SEEDS = 3
-SCREENED = 4
-"""Screening has this part of the steps."""
 FULL = 2
 """The best of the screened experiments that are trained in full."""
 ALONE = ("leak", "protocol", "dead", "ignored", "unseen", "drift")
@@ -110,17 +106,17 @@ class Diagnosing:
 
     def _base(self) -> Scored:
         """The unchanged run with several seeds."""
-        self._scored[_key(self.config)] = scored_of(self.evidence, self.task)
+        self._scored[key_of(self.config)] = scored_of(self.evidence, self.task)
         first = self.config.seed
         for seed in range(first, first + SEEDS):
             # Two at least: else nothing is known of how seeds differ.
             if seed - first < 2 or self.left > 3 * self._cost:
                 self._train(self.config, seed, f"the unchanged run, seed {seed}")
-        return self._scored[_key(self.config)]
+        return self._scored[key_of(self.config)]
 
     def _train(self, config: Any, seed: int, name: str) -> Scored:
         """The scores of a config with the seeds that it has so far and this one."""
-        key = _key(config)
+        key = key_of(config)
         known = self._scored.get(key)
         if known is not None and seed in known.values:
             return known
@@ -177,14 +173,14 @@ class Diagnosing:
                 return best, kept
             change, tried = chosen
             tried.kept = True
-            kept, best = [*kept, change], self._scored[_key(self._applied([*kept, change]))]
+            kept, best = [*kept, change], self._scored[key_of(self._applied([*kept, change]))]
             # What lost alone hardly gains on top of it; what gained may be tried again.
             names = {one.name for one, _ in gained} | {change.name}
 
     def _holds(self, best: Scored, kept: Sequence[Change], change: Change, tried: Tried) -> bool:
         """Whether a change gains with the other seeds of the best config too, as far as there is time for them."""
         config = self._applied([*kept, change])
-        scored = self._scored[_key(config)]
+        scored = self._scored[key_of(config)]
         for seed in sorted(best.values.keys() - scored.values.keys()):
             if self.left > self._cost_of([*kept, change]):
                 scored = self._train(config, seed, f"{change.name}, seed {seed}")
@@ -293,8 +289,8 @@ class Diagnosing:
 
     def _conclude(self, best: Scored, kept: Sequence[Change], removed: dict[str, Gain]) -> Diagnosis:
         quality, leading = self.result.quality, self.task.leading
-        base = self._scored[_key(self.config)]
-        best = self._scored[_key(self._applied(kept))]
+        base = self._scored[key_of(self.config)]
+        best = self._scored[key_of(self._applied(kept))]
         full = [one for one in self._tried if not one.screened]
         for one, there in zip(full, holm([one.gain.chance for one in full])):
             one.confirmed = there
@@ -303,7 +299,7 @@ class Diagnosing:
         name = max(rules, key=lambda rule: signed(leading, rules[rule]), default="")
         shares, before = [], base
         for place, change in enumerate(kept):
-            after = self._scored[_key(self._applied(kept[: place + 1]))]
+            after = self._scored[key_of(self._applied(kept[: place + 1]))]
             shares.append(
                 Share(change.limit, change.name, gain(after, before, self._seeds()), removed.get(change.name))
             )
@@ -366,62 +362,3 @@ class Diagnosing:
             limit=leading.limit, confidence=confidence, because=because, gain=leading.gain.value, doubts=doubts,
             second=second,
         )  # fmt: skip
-
-
-def _key(config: Any) -> str:
-    """A name of a config, whatever its seeds."""
-    values = to_json(replace(config, seed=0, seeds=1, baseline_seconds=0.0, ranking=RankingConfig()))
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def with_change(config: Any, change: Change) -> Any:
-    """The config with the fields of a change."""
-    values = to_json(config)
-    for name, value in change.fields.items():
-        *sections, last = name.split(".")
-        inner = values
-        for section in sections:
-            inner = inner[section]
-        inner[last] = value
-    return from_json(type(config), values)
-
-
-def shortened(config: Any) -> Any:
-    """The config with a quarter of the steps; its schedule is that of so many."""
-    epochs, steps = config.train.epochs, config.train.max_steps
-    if steps:
-        return replace(config, train=replace(config.train, max_steps=max(1, steps // SCREENED)))
-    return replace(config, train=replace(config.train, epochs=max(1, epochs // SCREENED)))
-
-
-def without(scored: Scored, seeds: set[int]) -> Scored:
-    """The scores of the other seeds; of all where there are no others."""
-    others = scored.values.keys() - seeds or scored.values.keys()
-    return Scored(*({seed: part[seed] for seed in others if seed in part} for part in _parts(scored)))
-
-
-def _parts(scored: Scored) -> tuple[Any, ...]:
-    return scored.values, scored.replicates, scored.chosen
-
-
-def command_of(before: Any, after: Any) -> list[str]:
-    """The options of a command that make one config of another."""
-    old, new = flatten(to_json(before)), flatten(to_json(after))
-    fields = {name: value for name, value in new.items() if old.get(name) != value}
-    return [Change("", "", {name: value}).command for name, value in fields.items()]
-
-
-def scored_of(evidence: Evidence, task: Task) -> Scored:
-    """The scores of a run by seed, higher is better."""
-    scores, trials = evidence.file("scores.json", SavedScores), evidence.trials()
-    replicates: dict[int, list[float]] = {}
-    for seed, row in scores.seeds.items():
-        if row.ranking and task.leading == NDCG:
-            replicates[int(seed)] = row.ranking.ndcg_replicates
-        elif task.leading in row.replicates:
-            replicates[int(seed)] = [signed(task.leading, value) for value in row.replicates[task.leading]]
-    return Scored(
-        values={trial.seed: signed(task.leading, trial.metrics[task.leading]) for trial in trials},
-        replicates=replicates,
-        chosen={trial.seed: signed(task.choosing, trial.metrics[task.choosing]) for trial in trials},
-    )

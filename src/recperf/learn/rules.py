@@ -35,7 +35,8 @@ ALONE = 0.97
 SAME_TARGET = 0.5
 FEW_UNITS, WIDE = 200, 0.25
 """Users or rows below which too few are held out, where the interval is this share of the distance from chance."""
-EARLY = 0.6
+EARLY, MEMORISED = 0.6, 0.1
+"""Part of the training before which it was best, and the share by which the loss of training rows is then lower."""
 FEW_EPOCHS = 4
 SAME_LISTS, UNUSED = 0.95, 0.02
 """Share of a list that two users have in common from which all have the same, and what an exchanged history then
@@ -197,7 +198,9 @@ def _overfit(seen: Trained) -> Iterator[Hint]:
     place = max(range(len(curve)), key=lambda at: curve[at], default=0)
     falls = bool(losses) and losses[-1] <= (1 + WORSE) * min(losses)
     worse = _drop(seen) > (1 if gap > SURE * error else SURE) * error
-    if len(curve) > 2 and place < EARLY * len(curve) and falls and gap > 0 and worse:
+    held = seen.evidence.held
+    large = held is not None and gap > MEMORISED * held.value
+    if len(curve) > 2 and place < EARLY * len(curve) and falls and large and worse:
         text = f"the loss of training rows is {gap:.3f} lower than of others, which got worse after epoch {place + 1}"
         yield Hint("overfit", gap / 2, text)
 
@@ -247,6 +250,13 @@ def _drift(seen: Trained) -> Iterator[Hint]:
     ages, parts, held = seen.evidence.ages, seen.evidence.trained, seen.evidence.held
     if len(ages) < 4 or len(parts) < 4 or held is None:
         return
+    curve, losses = seen.curve, seen.losses
+    if len(curve) > 3 and max(curve) in curve[: len(curve) // 4] and losses and losses[-1] < min(losses) * (1 + WORSE):
+        drop = _drop(seen)
+        if drop > SURE * held.error:
+            text = f"what it learned of the training time made later rows {drop:.3f} worse from epoch "
+            yield Hint("drift", drop / 2, f"{text}{curve.index(max(curve)) + 1} on")
+            return
     late = _pooled([held, *ages])
     # A model of the whole time fits the middle of it; what it memorises it knows of all training rows alike.
     last, middle = parts[-1], _pooled(parts[1:-1])
@@ -314,6 +324,9 @@ def limit_of(seen: Trained) -> QualityLimit:
                 limit=hint.limit, confidence="low", because=[hint.because], gain=hint.gain, doubts=doubts
             )
     hints = [hint for rule in COMPARED for hint in rule(seen) if (hint.gain or 0.0) > LEAST]
+    if any(hint.limit == "unseen" for hint in hints):
+        # Nothing can be known of what was not there: that training rows are known better is no fault.
+        hints = [hint for hint in hints if hint.limit != "overfit"]
     # Every fault makes a model worse than one without it: too small is what remains.
     if hints := hints or list(_capacity(seen)):
         return _leading(sorted(hints, key=lambda hint: -(hint.gain or 0.0)), doubts)
