@@ -18,7 +18,9 @@ AUC, NDCG = "auc", "ndcg_10"
 """The metrics that lead: of labels, and of ranked items."""
 RANKED = (NDCG, "hit_rate_10")
 """Metrics of ranked items that tables show; the first orders their rows."""
-RANKED_TITLES = {"hit_rate_10": "HR@10", NDCG: "NDCG@10", "mrr": "MRR"}
+RANKED_TITLES = {
+    "hit_rate_10": "HR@10", NDCG: "NDCG@10", "hit_rate_50": "HR@50", "ndcg_50": "NDCG@50", "mrr": "MRR",
+}  # fmt: skip
 BIASES = {"user_item_bias": "user + item bias", "item_bias": "item bias", "majority": "majority class"}
 """Baselines of labels of users and items, the strongest first."""
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from next_item_logs import SEQUENCES, data_of
 
-from recperf.data.next_item import NextItemData, Targets
+from recperf.data.next_item import DAY, NextItemData, Targets
 from recperf.train import next_item
 from recperf.train.next_item import (
     DAMPINGS,
@@ -50,9 +50,32 @@ def test_ties_and_nans_count_against_the_target_and_seen_items_are_left_out_if_a
     # The third user's target was met before: it is never recommended, and comes last.
     assert without.ranks_N.tolist() == [2, 2, 4]
     assert without.lists_NK[0].sort()[0].tolist() == [3, 4]
-    assert without.metrics(2) == pytest.approx({"hit_rate_2": 2 / 3, "ndcg_2": 2 / 3 / math.log2(3), "mrr": 5 / 12})
+    gain = (2 / math.log2(3) + 1 / math.log2(5)) / 3
+    assert without.metrics() == pytest.approx(
+        {"hit_rate_10": 1, "hit_rate_50": 1, "ndcg_10": gain, "ndcg_50": gain, "mrr": 5 / 12}
+    )
     assert seen_by_default(data) == "left-out"
     assert seen_by_default(data_of([[1, 1, 2, 1, 3, 3]])) == "kept"
+
+
+@pytest.mark.parametrize("seen", ["kept", "left-out"])
+def test_events_within_the_horizon_are_predicted_together(seen: Any) -> None:
+    # The second user takes item 3 twice within two days, item 5 after them, and item 2 has been met before.
+    data = replace(
+        data_of([[1, 4], [2, 3, 4, 3, 2, 5]]), times_E=np.array([0, 1, 0, 10, 11, 12, 13, 14]) * DAY // 2, horizon=1.5,
+    )  # fmt: skip
+    together = data._together(Targets(np.array([0, 1]), np.array([1, 3])), data.offsets_U1[1:])
+    assert together.users_N.tolist() == [0, 1, 1, 1]
+    assert data.items_E[together.positions_N].tolist() == [4, 3, 4, 2]
+    assert together.ends_N.tolist() == [1, 3, 3, 3]
+    # Items 1 to 5: what is predicted with a target does not compete with it, item 2 of the history only where kept.
+    scores = torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0], dtype=torch.float64)
+    found = rank(data, together, lambda part: scores.expand(len(part), -1).clone(), seen=seen, top=5)
+    assert found.ranks_N.tolist() == ([4, 2, 2, 2] if seen == "kept" else [3, 2, 2, 5])
+    products = Products(lambda part: torch.ones(len(part), 1, dtype=torch.float64), scores[:, None])
+    assert rank(data, together, products, seen=seen, top=5).ranks_N.tolist() == found.ranks_N.tolist()
+    rule = popularity(data)
+    assert ranks_of(data, together, rule, seen=seen).tolist() == rank(data, together, rule, seen=seen).ranks_N.tolist()
 
 
 @pytest.mark.parametrize("seen", ["kept", "left-out"])

@@ -63,8 +63,8 @@ def test_gains_are_means_over_the_places_of_a_tie() -> None:
     discounted = [1.0, 0.5, 1 / math.log2(11), 0.0, (1 / math.log2(10) + 1 / math.log2(11)) / 4]
     assert found["ndcg_10"].tolist() == pytest.approx(discounted, rel=1e-12)
     assert found["mrr"].tolist() == pytest.approx([1, 1 / 3, 0.1, 1 / 11, (1 / 9 + 1 / 10 + 1 / 11 + 1 / 12) / 4])
-    assert gains(higher_Q, same_Q, 3)["hit_rate_3"].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert [len(gain) for gain in gains(higher_Q[:0], same_Q[:0]).values()] == [0, 0, 0]
+    assert gains(higher_Q, same_Q, (3,))["hit_rate_3"].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert [len(gain) for gain in gains(higher_Q[:0], same_Q[:0]).values()] == [0] * 5
 
 
 def test_users_come_in_one_random_order() -> None:

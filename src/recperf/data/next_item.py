@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..ops.followers.reference import ranges
 from .config import EventSplitOptions
 from .events.item_table import ItemValues, item_values
 from .events.store import EventStore
@@ -26,6 +27,7 @@ PART = 1 << 24
 """Events that are counted at a time."""
 FOLLOWS = 0.9
 """Share of planted events whose group follows from the last two; the group of the others is drawn evenly."""
+DAY = 86_400
 SHORTEST, LONGEST = 10, 30
 """Events of a user in planted sequences, drawn evenly."""
 
@@ -46,14 +48,26 @@ class Sequences:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Events to predict, at most one of each user. The history is everything of the user before the event."""
+    """Events to predict. The history is everything of the user before the event, or with `spans_N2` before the first of
+    the events that are predicted together."""
 
     users_N: Longs
     positions_N: Longs
     """Positions of the target events in `NextItemData.items_E`."""
+    spans_N2: Longs | None = None
+    """Where the events begin and end that are predicted together with each target; None: it is alone."""
 
     def __len__(self) -> int:
         return len(self.users_N)
+
+    def __getitem__(self, part: slice | Longs) -> Targets:
+        spans_N2 = None if self.spans_N2 is None else self.spans_N2[part]
+        return Targets(self.users_N[part], self.positions_N[part], spans_N2)
+
+    @property
+    def ends_N(self) -> Longs:
+        """Where the histories end."""
+        return self.positions_N if self.spans_N2 is None else self.spans_N2[:, 0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,16 +84,21 @@ class NextItemData:
     split: EventSplit | None = None
     """Which events of the store are held out; None: each user's last one, and the one before it validates."""
     store: EventStore | None = None
+    horizon: float = 0.0
+    """Days after a held-out event within which the user's later events are predicted with it."""
     padding_id: int = 0
     """Item k has the number k + padding_id in the store: 0, or -1 if the store has events of its item 0."""
 
     @staticmethod
-    def from_store(store: EventStore, split: EventSplit | None = None) -> NextItemData:
+    def from_store(store: EventStore, split: EventSplit | None = None, *, horizon: float = 0.0) -> NextItemData:
         """The items that users took. The split is by default that of the dataset."""
         if store.events > MOST_EVENTS:
             what = f"{store.events:,} events are too many for next-item models, which hold all of them in memory"
             raise DataError(what, where={"store": store.folder}, fix=f"import at most {MOST_EVENTS:,} events")
         split = split or of_events(store, EventSplitOptions())
+        if horizon and split.kind != "time":
+            what = f"data.horizon counts days from the held-out events on, and {store.name} is split {split.kind}"
+            raise DataError(what, where={"field": "data.horizon"}, fix="--data.split time, or leave data.horizon out")
         chosen_E: Any = split.taken(slice(None))
         if not chosen_E.any():
             what = f"no event of {store.name} says that a user took an item"
@@ -99,6 +118,7 @@ class NextItemData:
             times_E=store.times_E[:][chosen_E].astype(np.int64) if store.time_order == "time" else None,
             split=split,
             store=store,
+            horizon=horizon,
             padding_id=padding_id,
         )
 
@@ -140,7 +160,23 @@ class NextItemData:
             return ends_U, targets[0], targets[1]
         taken_E, parts = self.split.taken(slice(None)), [self.split.targets(part) for part in ("choose", "valid")]
         targets = [Targets(users_N, _before(taken_E, positions_N)) for users_N, positions_N in parts]
+        if self.horizon:
+            ends = (_before(taken_E, self.split.cuts[1]), self.offsets_U1[1:])
+            targets = [self._together(part, end_U) for part, end_U in zip(targets, ends)]
         return _before(taken_E, self.split.cuts[0]), targets[0], targets[1]
+
+    def _together(self, firsts: Targets, end_U: Longs) -> Targets:
+        """These events and those of the same users within the horizon before some ends, each item of a user once."""
+        assert self.times_E is not None
+        longest_N = end_U[firsts.users_N] - firsts.positions_N
+        rows_P, positions_P = ranges(firsts.positions_N, longest_N)
+        until_N = self.times_E[firsts.positions_N] + int(self.horizon * DAY)
+        inside_P = self.times_E[positions_P] <= until_N[rows_P]
+        rows_P, positions_P = rows_P[inside_P], positions_P[inside_P]
+        begins_P, counts_N = firsts.positions_N[rows_P], np.bincount(rows_P, minlength=len(firsts))
+        spans_P2 = np.stack([begins_P, begins_P + counts_N[rows_P]], 1)
+        once = np.sort(np.unique(rows_P * (self.items + 1) + self.items_E[positions_P], return_index=True)[1])
+        return Targets(firsts.users_N[rows_P], positions_P, spans_P2)[once]
 
 
 def _before(taken_E: NDArray[np.bool_], positions_N: Longs) -> Longs:
@@ -163,7 +199,7 @@ def _before(taken_E: NDArray[np.bool_], positions_N: Longs) -> Longs:
 def read(path: Path, options: EventSplitOptions) -> NextItemData:
     """The items that users took in the events of a folder, divided as a config says."""
     store = open_events(path)
-    return NextItemData.from_store(store, of_events(store, options))
+    return NextItemData.from_store(store, of_events(store, options), horizon=getattr(options, "horizon", 0.0))
 
 
 @dataclass(frozen=True)

@@ -184,8 +184,8 @@ def histories(
     data: NextItemData, events: EventsOnDevice, targets: Targets, *, length: int, batch_size: int
 ) -> Iterator[SequenceBatch]:
     """The latest events before each target, in the order of the targets."""
-    lengths_N = np.minimum(targets.positions_N - data.offsets_U1[targets.users_N], length)
-    begins_N = torch.from_numpy(targets.positions_N - lengths_N)
+    lengths_N = np.minimum(targets.ends_N - data.offsets_U1[targets.users_N], length)
+    begins_N = torch.from_numpy(targets.ends_N - lengths_N)
     parts = (torch.split(values_N, batch_size) for values_N in (begins_N, torch.from_numpy(lengths_N)))
     for begins_B, lengths_B in zip(*parts):
         yield events.batch(begins_B, lengths_B)

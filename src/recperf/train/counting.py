@@ -30,7 +30,7 @@ from ..models.next_item.counting import (
     Counting,
 )
 from ..stop import poll
-from .next_item import ItemToItem, Longs, RecentPopularity, Scorer, Seen, histories, item_counts
+from .next_item import ItemToItem, Longs, RecentPopularity, Scorer, Seen, item_counts, left_out
 
 ENTRIES = 1 << 24
 """Counts that are stored, about: of each item those of the items that followed it most."""
@@ -130,7 +130,7 @@ def _recent(data: NextItemData, recent: RecentPopularity) -> dict[str, Tensor]:
     """Popularity just before some of the held-out targets, and after the last training event."""
     assert data.times_E is not None
     last = int(recent.shares.times_N.max()) + 1
-    held_out = np.concatenate([data.validation().positions_N, data.test().positions_N])
+    held_out = np.concatenate([data.validation().ends_N, data.test().ends_N])
     times_N = np.unique(np.append(np.minimum(data.times_E[held_out], last), last))
     most = max(1, MOMENTS // max(1, data.items))
     chosen = np.unique(np.linspace(0, len(times_N) - 1, min(most, len(times_N))).round().astype(np.int64))
@@ -158,7 +158,7 @@ class Candidates:
             poll()
             history_BL = batch.newest(batch.longest)
             scores = [logits_BI, *(counting.counted(name, history_BL, batch) for name in counting.parts[1:])]
-            hidden = _hidden(data, targets, logits_BI.device) if seen == "left-out" else None
+            hidden = _hidden(data, targets, seen, logits_BI.device)
             most = min(CANDIDATES, data.items)
             highest = []
             for scores_BI in scores:
@@ -233,11 +233,10 @@ class Candidates:
         return scores_NJ.masked_fill(~self.there_NJ, -torch.inf)
 
 
-def _hidden(data: NextItemData, targets: Targets, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the items that users have met."""
-    rows_P, events_P = histories(data, targets)
-    columns_P = data.items_E[events_P].astype(np.int64) - 1
-    return torch.from_numpy(rows_P).to(device), torch.from_numpy(columns_P).to(device)
+def _hidden(data: NextItemData, targets: Targets, seen: Seen, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Rows and columns of the items that do not compete."""
+    rows_P, columns_P = left_out(data, targets, seen)
+    return (torch.from_numpy(rows_P).to(device), torch.from_numpy(columns_P).to(device)) if len(rows_P) else None
 
 
 def fit(counting: Counting, candidates: Callable[[], Candidates]) -> dict[str, float]:

@@ -63,9 +63,9 @@ class Ranked:
     """Item numbers; 0 where fewer than K items are left."""
     seen: Seen
 
-    def metrics(self, top: int = TOP) -> dict[str, float]:
-        """Hit rate and NDCG in the first `top` places, and MRR: means over users."""
-        by_target = gains(self.ranks_N - 1, torch.zeros_like(self.ranks_N), top)
+    def metrics(self) -> dict[str, float]:
+        """Hit rate and NDCG in the first places, and MRR: means over targets."""
+        by_target = gains(self.ranks_N - 1, torch.zeros_like(self.ranks_N))
         return {name: float(gain_N.mean()) for name, gain_N in by_target.items()}
 
 
@@ -91,16 +91,16 @@ def rank(
     ranks, lists = [torch.zeros(0, dtype=torch.int64)], [torch.zeros((0, most), dtype=torch.int64)]
     for first in range(0, len(targets), held):
         poll()
-        part = Targets(targets.users_N[first : first + held], targets.positions_N[first : first + held])
+        part = targets[first : first + held]
         if isinstance(score, Products):
-            ranks_B, items_BK = _ranked_by_blocks(data, part, score, most, left_out=seen == "left-out")
+            ranks_B, items_BK = _ranked_by_blocks(data, part, score, most, seen)
             ranks.append(ranks_B)
             lists.append(items_BK)
             continue
         scores_BI = score(part)
-        if seen == "left-out":
-            rows_P, events_P = histories(data, part)
-            codes_P = torch.from_numpy(rows_P * data.items + data.items_E[events_P] - 1).to(scores_BI.device)
+        rows_P, columns_P = left_out(data, part, seen)
+        if len(rows_P):
+            codes_P = torch.from_numpy(rows_P * data.items + columns_P).to(scores_BI.device)
             scores_BI = scores_BI.contiguous().view(-1).index_fill(0, codes_P, -torch.inf).view(scores_BI.shape)
         targets_B = torch.from_numpy(data.items_E[part.positions_N].astype(np.int64)).to(scores_BI.device) - 1
         own_B1 = scores_BI.gather(1, targets_B[:, None])
@@ -118,7 +118,7 @@ def ranks_of(data: NextItemData, targets: Targets, score: Scorer, *, seen: Seen 
         return rank(data, targets, score, seen=seen, top=0).ranks_N
     ranks_N, others = score.ranks(targets, lambda part: _hidden(data, part, seen))
     if len(others):
-        part = Targets(targets.users_N[others], targets.positions_N[others])
+        part = targets[others]
         ranks_N[others] = rank(data, part, score, seen=seen, top=0).ranks_N.numpy()
     return torch.from_numpy(ranks_N)
 
@@ -138,10 +138,22 @@ class QuickRule(Protocol):
 
 
 def _hidden(data: NextItemData, targets: Targets, seen: Seen) -> Hidden:
-    if seen == "kept":
-        return Hidden(data.items, np.zeros(0, np.int64))
-    rows_P, events_P = histories(data, targets)
-    return Hidden.of(data.items, rows_P, data.items_E[events_P].astype(np.int64) - 1)
+    return Hidden.of(data.items, *left_out(data, targets, seen))
+
+
+def left_out(data: NextItemData, targets: Targets, seen: Seen) -> tuple[Longs, Longs]:
+    """The targets and the columns of items that do not compete with them, in the order of the targets: those of the
+    history, unless they are kept, and what is predicted together with a target."""
+    rows_P, events_P = np.zeros((2, 0), np.int64) if seen == "kept" else histories(data, targets)
+    columns_P: Longs = data.items_E[events_P].astype(np.int64) - 1
+    if targets.spans_N2 is None:
+        return rows_P, columns_P
+    rows_Q, events_Q = ranges(targets.spans_N2[:, 0], targets.spans_N2[:, 1] - targets.spans_N2[:, 0])
+    others_Q = data.items_E[events_Q] != data.items_E[targets.positions_N][rows_Q]
+    rows_P = np.append(rows_P, rows_Q[others_Q])
+    columns_P = np.append(columns_P, data.items_E[events_Q[others_Q]].astype(np.int64) - 1)
+    order_P = np.argsort(rows_P, kind="stable")
+    return rows_P[order_P], columns_P[order_P]
 
 
 def _columns(data: NextItemData, targets: Targets) -> Longs:
@@ -154,18 +166,17 @@ def _parts(targets: Targets, order_N: Longs) -> Iterator[tuple[Longs, Targets]]:
     for first in range(0, len(order_N), TOGETHER):
         poll()
         part = order_N[first : first + TOGETHER]
-        yield part, Targets(targets.users_N[part], targets.positions_N[part])
+        yield part, targets[part]
 
 
 def _ranked_by_blocks(
-    data: NextItemData, targets: Targets, score: Products, most: int, *, left_out: bool
+    data: NextItemData, targets: Targets, score: Products, most: int, seen: Seen
 ) -> tuple[Tensor, Tensor]:
     """The rank of each target, and the items with the highest scores."""
     users_BD, device, masks = score.users(targets), score.items_ID.device, None
-    if left_out:
-        rows_P, events_P = histories(data, targets)
+    rows_P, columns_P = left_out(data, targets, seen)
+    if len(rows_P):
         offsets_B1 = np.append(0, np.bincount(rows_P, minlength=len(targets)).cumsum())
-        columns_P = data.items_E[events_P].astype(np.int64) - 1
         masks = Masks(*(torch.from_numpy(array).to(device) for array in (offsets_B1, columns_P)))
     targets_B = torch.from_numpy(data.items_E[targets.positions_N].astype(np.int64) - 1).to(device)
     _, columns_BK, reached_B = highest(users_BD, score.items_ID, max(1, most), masks=masks, targets_T=targets_B)
@@ -175,7 +186,7 @@ def _ranked_by_blocks(
 
 def histories(data: NextItemData, targets: Targets, last: int | None = None) -> tuple[Longs, Longs]:
     """The target and the place of every event before each target, or of the `last` ones, in the order of time."""
-    begins_N, ends_N = data.offsets_U1[targets.users_N], targets.positions_N
+    begins_N, ends_N = data.offsets_U1[targets.users_N], targets.ends_N
     if last is not None:
         begins_N = np.maximum(begins_N, ends_N - last)
     return ranges(begins_N, ends_N - begins_N)
@@ -294,7 +305,7 @@ def best(data: NextItemData, options: Iterable[Scorer]) -> Scorer:
     """The option with the highest mean reciprocal rank of validation targets."""
     targets = data.validation()
     step = max(1, -(-len(targets) // COMPARED))
-    compared, seen = Targets(targets.users_N[::step], targets.positions_N[::step]), seen_by_default(data)
+    compared, seen = targets[::step], seen_by_default(data)
     return max(options, key=lambda option: float((1 / ranks_of(data, compared, option, seen=seen).double()).mean()))
 
 
@@ -333,7 +344,7 @@ class ItemToItem:
         items, scores_BI = self.data.items, np.zeros(len(targets) * self.data.items)
         targets_P, events_P = histories(self.data, targets, LAST)
         columns_P = self.data.items_E[events_P] - 1
-        weights_P = self.decay ** (targets.positions_N[targets_P] - 1 - events_P)
+        weights_P = self.decay ** (targets.ends_N[targets_P] - 1 - events_P)
         most_B = np.bincount(targets_P, self.most_I[columns_P], len(targets)).astype(np.int64)
         # All entries of a target are added up at once, so that its scores do not depend on how targets are divided.
         for first, stop in _blocks(most_B, ENTRIES):
@@ -348,7 +359,7 @@ class ItemToItem:
         """Of targets whose sums have entries for a small part of the items; the others are left."""
         targets_P, events_P = histories(self.data, targets, LAST)
         columns_P = self.data.items_E[events_P] - 1
-        weights_P = self.decay ** (targets.positions_N[targets_P] - 1 - events_P)
+        weights_P = self.decay ** (targets.ends_N[targets_P] - 1 - events_P)
         most_N = np.bincount(targets_P, self.most_I[columns_P], len(targets)).astype(np.int64)
         few_N, ranks_N = most_N * FEW < self.data.items, np.zeros(len(targets), np.int64)
         few, part_P = np.flatnonzero(few_N), few_N[targets_P]
@@ -361,7 +372,7 @@ class ItemToItem:
         for first, stop in _blocks(most_N[few] + ROW, ENTRIES):
             poll()
             begin, end = np.searchsorted(targets_P, [first, stop])
-            some = Targets(targets.users_N[few[first:stop]], targets.positions_N[few[first:stop]])
+            some = targets[few[first:stop]]
             pairs_W, columns_W, counts_W = self.entries(columns_P[begin:end])
             codes_W = (targets_P[begin:end] - first)[pairs_W] * self.data.items + columns_W
             sums = added_up(codes_W, counts_W * weights_P[begin:end][pairs_W])
@@ -524,4 +535,4 @@ class RecentPopularity:
     def _moments(self, targets: Targets) -> Tensor:
         """With a split by time targets may come long after the last training event."""
         assert self.data.times_E is not None
-        return torch.from_numpy(self.data.times_E[targets.positions_N]).clamp_max(self.shares.times_N.max() + 1)
+        return torch.from_numpy(self.data.times_E[targets.ends_N]).clamp_max(self.shares.times_N.max() + 1)

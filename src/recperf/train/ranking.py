@@ -17,6 +17,7 @@ from torch import Tensor
 from .baselines import fit_additive
 
 TOP = 10
+TOPS = (TOP, 50)
 PAIRS = 1 << 16
 """Pairs that are scored at a time."""
 REPEATS = 0.05
@@ -87,16 +88,14 @@ def _highest(lists_QK: Tensor, place_P: Tensor, item_P: Tensor, score_P: Tensor)
     lists_QK[sorted_P[listed_P], rank_P[listed_P]] = item_P[order_P[listed_P]]
 
 
-def gains(higher_Q: Tensor, same_Q: Tensor, top: int = TOP) -> dict[str, Tensor]:
-    """The expected hit, discounted gain and reciprocal rank of each row where ties are broken at random."""
+def gains(higher_Q: Tensor, same_Q: Tensor, tops: tuple[int, ...] = TOPS) -> dict[str, Tensor]:
+    """The expected hit and discounted gain in the first places, and the reciprocal rank, of each row where ties are
+    broken at random."""
     ends_Q = higher_Q + same_Q + 1
     rank = torch.arange(1, int(ends_Q.max()) + 1 if len(ends_Q) else 1, dtype=torch.float64)
-    inside = rank <= top
-    by_rank = {
-        f"hit_rate_{top}": inside.double(),
-        f"ndcg_{top}": inside / (1 + rank).log2(),
-        "mrr": 1 / rank,
-    }
+    discounts = 1 / (1 + rank).log2()
+    hits = {f"hit_rate_{top}": (rank <= top).double() for top in tops}
+    by_rank = {**hits, **{f"ndcg_{top}": hits[f"hit_rate_{top}"] * discounts for top in tops}, "mrr": 1 / rank}
     expected = {}
     for name, gain in by_rank.items():
         until = torch.nn.functional.pad(gain.cumsum(0), (1, 0))

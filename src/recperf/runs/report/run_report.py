@@ -66,9 +66,11 @@ def _facts(run: Evidence) -> list[tuple[str, str | Cell]]:
     step = f"{fmt.time(performance.step_ms.p50)} a step" if performance.step_ms else "too few steps to time one"
     each = run.figures.communication.each if run.figures and run.figures.communication else []
     device = performance.device + (f", {len(each)} ranks" if each else "")
-    ranked = (
-        f"; one item of each of {count(result.data.valid_rows)} is ranked" if named(result.task).ranks_items else ""
-    )
+    ranked = ""
+    if named(result.task).ranks_items:
+        kept = result.quality.ranking is not None and result.quality.ranking.repeats
+        among = "all items" if kept else "the items that their users had not met"
+        ranked = f"; {count(result.data.valid_rows)} of these items are ranked among {among}"
     changes = (f"changed {change_text(change)}" for change in result.provenance.changes)
     notes = "; ".join([*result.quality.warnings, *left_out(result), *changes])
     facts: list[tuple[str, str | Cell]] = [

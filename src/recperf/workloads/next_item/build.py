@@ -233,7 +233,7 @@ class SequenceTrial(RankedTrial):
             for number, batch in enumerate(batches):
                 part = slice(number * held, (number + 1) * held)
                 logits_BI = self.last(batch) @ vectors_ID.t() / self.model.config.temperature
-                yield Targets(targets.users_N[part], targets.positions_N[part]), logits_BI, batch
+                yield targets[part], logits_BI, batch
 
         known = fit(counting, lambda: Candidates.of(counting, data, scored(), prepared.sequences.seen))
         self.known = {name: known[name] for name in (MODEL, COUNTS)}

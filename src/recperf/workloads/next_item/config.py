@@ -39,6 +39,9 @@ class SequencesConfig(EventSplitOptions):
     last two."""
     seen: Literal["auto", "left-out", "kept"] = "auto"
     """Whether items of a user's history compete. auto: where over 5 % of the training events repeat an item."""
+    horizon: float = 0.0
+    """With split time: also predict what a user takes within so many days after the first held-out event, each item by
+    itself, from the events before all of them. 0: the first one alone."""
     validation_users: int = 2000
     """Users, drawn at random, whose validation item chooses the epoch; 0: all."""
     test_users: int = 200_000
@@ -53,6 +56,8 @@ class SequencesConfig(EventSplitOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.path is not None or self.split != "time", "data.split", self.split, "leave-one-out without data")
+        within(0.0, self.horizon, 1e6, "data.horizon")
+        require(self.path is not None or not self.horizon, "data.horizon", self.horizon, "0 without data")
         within(0, self.validation_users, 1 << 40, "data.validation_users")
         within(0, self.test_users, 1 << 40, "data.test_users")
         within(10, self.users, 1 << 32, "data.users")

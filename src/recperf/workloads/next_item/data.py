@@ -50,7 +50,7 @@ def drawn(targets: Targets, most: int) -> Targets:
     if not 0 < most < len(targets):
         return targets
     places = np.sort(np.random.default_rng(len(targets)).permutation(len(targets))[:most])
-    return Targets(targets.users_N[places], targets.positions_N[places])
+    return targets[places]
 
 
 class SequenceSource:
@@ -159,7 +159,7 @@ class RankedSequences(Prepared):
 
     def held_out_facts(self) -> HeldOutFacts:
         data, train, targets = self.sequences.data, self.sequences.train, self.sequences.test
-        items_N, last_N = data.items_E[targets.positions_N], data.items_E[targets.positions_N - 1]
+        items_N, last_N = data.items_E[targets.positions_N], data.items_E[targets.ends_N - 1]
         rows_P, events_P = earlier(data, targets)
         in_history_N = np.bincount(rows_P, data.items_E[events_P] == items_N[rows_P], len(targets)) > 0
         long_S = train.ends_S - train.begins_S > 1
@@ -187,7 +187,7 @@ MOST_PROBED = 1000
 
 def _some(targets: Targets) -> Targets:
     step = max(1, -(-len(targets) // MOST_PROBED))
-    return Targets(targets.users_N[::step], targets.positions_N[::step])
+    return targets[::step]
 
 
 def unchanged(batch: SequenceBatch) -> SequenceBatch:
@@ -258,7 +258,7 @@ class RankedTrial(Trial):
 
         def score(place: int) -> Tensor:
             one = slice(place, place + 1)
-            return self.score(Targets(test.users_N[one], test.positions_N[one]), vectors_ID)
+            return self.score(test[one], vectors_ID)
 
         return score
 
@@ -297,7 +297,7 @@ class RankedTrial(Trial):
         """The ranks of targets; of several processes each ranks its share."""
         vectors_ID, world = self.item_vectors(), current()
         parts = stride(len(targets), world.size)
-        own = Targets(targets.users_N[parts[world.rank]], targets.positions_N[parts[world.rank]])
+        own = targets[parts[world.rank]]
         by_products = Products(self.vectors, vectors_ID)
         scorer: Scorer = by_products if self.by_products else lambda part: self.score(part, vectors_ID)
         ranked = self.prepared.ranks(own, scorer)

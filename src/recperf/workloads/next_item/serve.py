@@ -179,7 +179,7 @@ class ServedItems(Served):
     def _stored(self, targets: Targets) -> ItemHistories:
         """The events of users before targets; a target after the last event of a user comes at the usual pace."""
         data, length = self.data, self.length
-        ends_B = targets.positions_N
+        ends_B = targets.ends_N
         begins_B = np.maximum(data.offsets_U1[targets.users_N], ends_B - length)
         parts = [slice(begin, end) for begin, end in zip(begins_B.tolist(), ends_B.tolist())]
         items = [data.items_E[part].astype(np.int64) for part in parts]
@@ -244,7 +244,7 @@ class ServedItems(Served):
         """The histories before test items, of some users at a time."""
         whole = self.data.test()
         for first in range(0, len(whole), HELD_OUT):
-            test = Targets(whole.users_N[first : first + HELD_OUT], whole.positions_N[first : first + HELD_OUT])
+            test = whole[first : first + HELD_OUT]
             targets_N = self.data.items_E[test.positions_N].astype(np.int64) - 1
             columns = {
                 self.users.role: self.users.values.take(pyarrow().array(test.users_N)),
