@@ -153,6 +153,27 @@ def test_two_ranks_of_hstu_train_as_one_process_does(loss: str) -> None:
     assert (first["ranks"] == one["ranks"]).float().mean() > 0.9
 
 
+def test_two_ranks_that_divide_the_catalogue_train_as_one_process_does() -> None:
+    """Where each has some rows of the items. The state is that of one process, which either goes on from."""
+    default = find("next-item").presets["default"]()
+    train = replace(default.train, batch_size=7, device="cpu", threads=1)
+    data, model = replace(default.data, users=60, groups=4, group_items=10), replace(default.model, items=40)
+    config = replace(default, data=data, model=model, train=train)
+    divided = replace(config, distributed=DistributedConfig(sharding="row"))
+    (one,), (first, second) = (run_ranks(ranks, "training", config=divided, steps=6) for ranks in (1, 2))
+    assert one["losses"] == pytest.approx(first["losses"], rel=1e-6), (one["losses"], first["losses"])
+    assert first["losses"] == second["losses"]
+    assert first["norms"] == pytest.approx(one["norms"], rel=1e-4)
+    assert "20 on rank 0, 21 on rank 1" in first["plan"]
+    for name, tensor in one["state"]["model"].items():
+        torch.testing.assert_close(first["state"]["model"][name], tensor, rtol=1e-3, atol=1e-4)
+    assert torch.equal(first["ranks"], second["ranks"])
+    assert (first["ranks"] == one["ranks"]).float().mean() > 0.9
+    alone = run_ranks(1, "training", config=config, steps=2, state=first["state"], done=6)
+    together = run_ranks(2, "training", config=divided, steps=2, state=one["state"], done=6)
+    assert together[0]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["clicks", pytest.param("items", marks=pytest.mark.long)])
 def test_two_ranks_train_a_torch_module_as_one_process_does(kind: str) -> None:
     train: dict[str, Any] = {"device": "cpu", "threads": 1, "epochs": 1}

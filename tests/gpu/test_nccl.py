@@ -23,7 +23,9 @@ from test_rank_tiers import configs as tiered_configs
 from test_ranks import config as history_config
 
 from recperf.cli import main
+from recperf.distributed.config import DistributedConfig
 from recperf.models.tiers.config import TablesConfig
+from recperf.workloads import find
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 DEVICES = [pytest.param("cuda", marks=needs_gpu), pytest.param("cpu", marks=pytest.mark.long)]
@@ -141,6 +143,23 @@ def test_histories_train_as_in_a_single_process(device: str, start: Start) -> No
         assert (first["losses"], first["metrics"]) == (second["losses"], second["metrics"]), name
         if tolerance == 1e-4:
             same(first["state"]["model"], one["state"]["model"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_catalogue_that_ranks_divide_is_scored_as_by_a_single_process(device: str, start: Start) -> None:
+    """The highest logarithms, sums of exponentials and gradients of users are reduced between GPUs."""
+    default = find("next-item").presets["default"]()
+    data, model = replace(default.data, users=60, groups=4, group_items=10), replace(default.model, items=40)
+    train = replace(default.train, batch_size=7, threads=1, graph="off", precision="float32")
+    plain = on(replace(default, data=data, model=model, train=train), device)
+    divided = replace(plain, distributed=DistributedConfig(sharding="row"))
+    told: dict[str, Any] = {"job": "trainings", "device": device}
+    two = start("two", **told, arguments={"configs": {"row": divided}, "steps": STEPS})
+    one = start("one", 1, **told, arguments={"configs": {"row": plain}, "steps": STEPS}).results()[0]["row"]
+    first, second = (rank["row"] for rank in two.results())
+    assert first["losses"] == second["losses"]
+    assert close(one["losses"], first["losses"], 1e-6 if device == "cpu" else 1e-5), (one["losses"], first["losses"])
+    same(first["state"]["model"], one["state"]["model"], rtol=1e-3, atol=1e-4)
 
 
 @needs_torchrec

@@ -27,7 +27,8 @@ class DistributedConfig:
 
     sharding: str = ""
     """Sharding of tables: a kind for all, for single ones, or both, as in table,item_id=column. Kinds are row, column,
-    table, data-parallel (copies on all ranks) and auto, which is row or table and the default."""
+    table, data-parallel (copies on all ranks) and auto, which is row or table and the default. Next-item models have
+    copies by default; row divides the items among the ranks."""
     all_to_all: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Precision in which rows and their gradients are sent."""
     pipeline: bool = True
@@ -74,9 +75,11 @@ class DistributedConfig:
             pairs[table] = kind
         return cast(dict[str, KindOrAuto], pairs)
 
-    def require_copies(self, of: str) -> None:
-        """Fail on options of tables that are divided, where every rank has a copy of all weights."""
-        require(not self.sharding, "distributed.sharding", self.sharding, f"none: every rank of {of} has all weights")
+    def require_copies(self, of: str, *, rows: bool = False) -> None:
+        """Fail on options of tables that are divided, where every rank has a copy of all weights, but for `rows`."""
+        allowed = f"row, or none: every rank of {of} has all weights" if rows else f"none: every rank of {of} has all "
+        allowed += "" if rows else "weights"
+        require(not self.sharding or (rows and self.sharding == "row"), "distributed.sharding", self.sharding, allowed)
         sent = self.all_to_all
         require(sent == "fp32", "distributed.all_to_all", sent, f"fp32: ranks of {of} send no rows to each other")
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..train.loop import Optimizer, Recipe
     from ..train.optim import DenseOptimizer
     from .bags import BagTables
+    from .catalogue import CatalogueShards
     from .tables import TorchRecTables
 
 P = TypeVar("P")
@@ -139,6 +140,10 @@ class Division:
     def clicks(self, recipe: Recipe, model: nn.Module, *, table_rate: float = 1.0) -> Recipe:
         """The training of a click model by steps of all ranks; tables have `table_rate` times the learning rate."""
         return recipe
+
+    def catalogue(self, model: Any) -> CatalogueShards | None:
+        """Divides the rows of items of a next-item model among the ranks, where that is asked for."""
+        return None
 
     def sequences(self, recipe: Recipe, model: nn.Module) -> Recipe:
         """The training of a next-item model by steps of all ranks."""

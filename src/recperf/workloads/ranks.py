@@ -31,6 +31,7 @@ from ..data.order import RankShare
 from ..data.streaming.history import Histories
 from ..distributed.bags import BagTables, SharedFeatures
 from ..distributed.balance import deal, stride
+from ..distributed.catalogue import CatalogueShards, DividedItems
 from ..distributed.exchange import made_event
 from ..distributed.placement import placed_by, plan_text, shards_of
 from ..distributed.rank_tables import ON_DEVICE, RankTables, agreed
@@ -126,6 +127,8 @@ class RankDivision(Division):
         self.own = RankShare(self.world.rank, self.world.size)
         self.sharded: RankTables | None = None
         """None where every rank has all rows."""
+        self.shards: CatalogueShards | None = None
+        """Of the items of a next-item model."""
         self.placed, self.tiers = None, ON_DEVICE
         if planned is not None:
             on_cpu = self.world.device == "cpu"
@@ -135,6 +138,9 @@ class RankDivision(Division):
 
     def plan(self) -> str:
         """Which rank holds what, as a table to read."""
+        if self.shards is not None:
+            parts = ", ".join(f"{size:,} on rank {rank}" for rank, size in enumerate(self.shards.sizes))
+            return f"rows of items: {parts}; every rank has a copy of all other weights"
         if self.sharded is None and self.placed is None:
             return "every rank has a copy of all weights"
         return plan_text(self.sharded.parts if self.sharded else shards_of(self.placed or []))
@@ -199,10 +205,21 @@ class RankDivision(Division):
         )  # fmt: skip
         return replace(batch, features=bags)
 
+    def catalogue(self, model: Any) -> CatalogueShards | None:
+        if self.options.kind != "row":
+            return None
+        self.shards = CatalogueShards(self.world, len(model.items_ID))
+        model.divide(self.shards)
+        return self.shards
+
     def sequences(self, recipe: Recipe, model: nn.Module) -> Recipe:
-        order = recipe.order
+        order, parameters = recipe.order, list(model.parameters())
         assert isinstance(order, SequenceOrder)
-        return self._divided(recipe, model, model.parameters(), order.windows, self._sequences, CPU)
+        if self.shards is not None:
+            items = cast(Any, model).items_ID
+            recipe = replace(recipe, optimizer=DividedItems(recipe.optimizer, items, self.shards))
+            parameters = [one for one in parameters if one is not items]
+        return self._divided(recipe, model, parameters, order.windows, self._sequences, CPU)
 
     def _sequences(self, window: WindowBatch, step: int) -> SharedBatch[SequenceBatch]:
         """The loss of a rank is a sum over its positions, such that those of all ranks add up to the mean."""
@@ -214,7 +231,7 @@ class RankDivision(Division):
         part = WindowBatch(window.events, window.begins_B[taken_B], lengths_W[taken_B]).gathered()
         before_B, whole = (lengths_W.cumsum(0) - lengths_W)[taken_B], int(lengths_W.sum())
         before_T = before_B.repeat_interleave(lengths_W[taken_B]).to(part.positions_T.device)
-        weight = len(window) / (max(1, len(own)) * whole)
+        weight = len(window) * (len(own) > 0) / (max(1, len(own)) * whole)
         part = replace(
             part,
             weights_T=torch.full(before_T.shape, weight, device=before_T.device),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,25 @@ from .transformer import TransformerBlock, buckets
 ENCODERS: dict[str, type[HSTUBlock | TransformerBlock]] = {"hstu": HSTUBlock, "transformer": TransformerBlock}
 BLOCK = 1 << 18
 """Rows outside the device that are read at a time."""
+
+
+class CatalogueShards(Protocol):
+    """The rows of items of this rank, and messages to the others."""
+
+    begin: int
+    stop: int
+    skipped: int
+    """Own rows before those of items."""
+
+    def part(self, whole_ID: Tensor) -> Tensor: ...
+
+    def whole(self, own_ND: Tensor) -> Tensor: ...
+
+    def lookup(self, own_ND: Tensor, rows_T: Tensor) -> Tensor: ...
+
+    def loss(
+        self, users_TD: Tensor, vectors_ND: Tensor, targets_T: Tensor, weights_T: Tensor, temperature: float
+    ) -> Tensor: ...
 
 
 class NextItemModel(nn.Module):
@@ -75,10 +95,19 @@ class NextItemModel(nn.Module):
         self.exchange: Callable[[], None] = lambda: None
         """Puts averages of the weights in their place, or the weights back: an evaluation has averages."""
         self.starts_K = bucket_starts(config.time_buckets, device)[:-1] if config.time_buckets else None
+        self.shards: CatalogueShards | None = None
+        """How ranks share the rows of items; None: all of them are here."""
+        self._gathered_ID: Tensor | None = None
+        """The rows of all ranks during an evaluation."""
+
+    def divide(self, shards: CatalogueShards) -> None:
+        """Keep only the rows of items that are this rank's."""
+        self.shards, self.items_ID = shards, nn.Parameter(shards.part(self.items_ID.detach()))
 
     def train(self, mode: bool = True) -> NextItemModel:
         if mode != self.training:
             self.exchange()
+            self._gathered_ID = None
         return super().train(mode)
 
     def reset(self, seed: int) -> None:
@@ -117,6 +146,8 @@ class NextItemModel(nn.Module):
                 items_TD, scored_ND = every_ND.tensor_split([len(targets_T)])
         users_TD = self.encode(batch, items_TD)
         with span("softmax"):
+            if self.shards is not None:
+                return self._shared_loss(self.shards, users_TD, batch)
             if config.full_softmax:
                 vectors_ID = self.item_vectors() if vectors_ID is None else vectors_ID
                 return full_loss(users_TD, vectors_ID, targets_T - 1, config.temperature, batch.weights_T, low=self.low)
@@ -130,13 +161,31 @@ class NextItemModel(nn.Module):
 
     def embedded(self, items_N: Tensor | None = None, features: JaggedFeatures | None = None) -> Tensor:
         """The embeddings of items; None: of all. `features` are the same items, whose rows are to be trained."""
-        if self.items is not None:
-            rows_ND = self._looked_up(self.items, items_N, features)
-        else:
-            rows_ND = self.items_ID if items_N is None else F.embedding(items_N, self.items_ID)
+        rows_ND = self._looked_up(self.items, items_N, features) if self.items is not None else self._rows(items_N)
+        return self._with_features(rows_ND, slice(None) if items_N is None else items_N)
+
+    def _rows(self, items_N: Tensor | None) -> Tensor:
+        rows_ID: Tensor = self.items_ID
+        if self.shards is not None:
+            if torch.is_grad_enabled() and items_N is not None:
+                return self.shards.lookup(rows_ID, items_N)
+            if self._gathered_ID is None:
+                self._gathered_ID = self.shards.whole(rows_ID)
+            rows_ID = self._gathered_ID
+        return rows_ID if items_N is None else F.embedding(items_N, rows_ID)
+
+    def _shared_loss(self, shards: CatalogueShards, users_TD: Tensor, batch: SequenceBatch) -> Tensor:
+        """The mean over all positions of the batch, of which this rank has some, with the items of all ranks."""
+        assert batch.weights_T is not None
+        self._gathered_ID = None
+        own_ND = self._with_features(self.items_ID, slice(shards.begin, shards.stop))
+        vectors_ND = F.normalize(own_ND[shards.skipped :], dim=1, eps=EPS)
+        weights_T = (batch.weights_T > 0) / (batch.whole or len(batch.weights_T))
+        return shards.loss(users_TD, vectors_ND, batch.targets_T - 1, weights_T, self.config.temperature)
+
+    def _with_features(self, rows_ND: Tensor, every: slice | Tensor) -> Tensor:
         if self.features_VD is None:
             return rows_ND
-        every = slice(None) if items_N is None else items_N
         weights_NF = self.weights_IF[every]
         return rows_ND + F.embedding_bag(
             self.values_IF[every], self.features_VD, mode="sum", per_sample_weights=weights_NF

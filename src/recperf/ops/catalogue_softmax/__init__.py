@@ -17,7 +17,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from .. import choice
 from ..choice import Name
 from .reference import Masks, Scoring
 
-__all__ = ["Masks", "choose", "softmax_loss", "top"]
+__all__ = ["Masks", "Shards", "choose", "softmax_loss", "top"]
 
 choose = functools.partial(choice.choose, __name__)
 
@@ -38,6 +38,19 @@ STREAMED = 1 << 18
 """Items that are brought to the device at a time where they lie elsewhere."""
 EPS = 1e-6
 """The least length that a vector is divided by."""
+
+
+class Shards(Protocol):
+    """The processes that each have a part of a catalogue."""
+
+    first: int
+    """The number of this part's first item."""
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """The sum over the processes, in place."""
+
+    def logarithms(self, logs_T: Tensor) -> Tensor:
+        """Of the sums over the processes, from the logarithms of each one's."""
 
 
 def softmax_loss(
@@ -52,6 +65,7 @@ def softmax_loss(
     masks: Masks | None = None,
     smoothing: float = 0.0,
     weights_T: Tensor | None = None,
+    shards: Shards | None = None,
     impl: Name = "auto",
 ) -> Tensor:
     """The mean over positions of the cross entropy of softmax(users . items / temperature + bias) and the target, a row
@@ -59,17 +73,21 @@ def softmax_loss(
 
     `cosine`: users and items are divided by their lengths first. `bounded`: no product is above 1 or below -1. A target
     is never masked. `smoothing`: the share of the target that all items share that are not masked. The items may lie in
-    host memory: some are brought to the users' device at a time, and their gradients back.
+    host memory: some are brought to the users' device at a time, and their gradients back. With `shards` they are a
+    part of the catalogue, whose other parts other processes have; users, targets and weights are the same in all.
     """
     if cosine:
         users_TD, items_ID = (F.normalize(rows, dim=1, eps=EPS) for rows in (users_TD, items_ID))
     _require_fit(users_TD, items_ID, bias_I)
     low = (cosine or bounded) and bias_I is None and 1 / temperature <= MOST
-    scoring = Scoring(scale=1 / temperature, masks=masks, targets_T=targets_T, bounded=low)
+    first = shards.first if shards else 0
+    if shards and (smoothing or bias_I is not None):
+        raise ArgumentError("a catalogue in shards has no bias and no smoothing")
+    scoring = Scoring(scale=1 / temperature, masks=masks, targets_T=targets_T, bounded=low, first=first)
     if weights_T is None:
         weights_T = users_TD.new_full((len(users_TD),), 1 / max(1, len(users_TD)), dtype=_wide(users_TD))
     weights_T = weights_T.detach().to(_wide(users_TD))
-    call = _Call(_body(impl, users_TD), scoring, targets_T, weights_T, 1 - smoothing)
+    call = _Call(_body(impl, users_TD), scoring, targets_T, weights_T, 1 - smoothing, shards)
     with torch.autocast(users_TD.device.type, enabled=False):
         loss: Tensor = _Softmax.apply(call, users_TD, items_ID, bias_I)  # type: ignore[no-untyped-call]
         return loss - smoothing * _mean_scores(call, users_TD, items_ID, bias_I) if smoothing else loss
@@ -108,6 +126,15 @@ class _Call:
     weights_T: Tensor
     share: float
     """The target's own part of the probability that is wanted."""
+    shards: Shards | None = None
+
+    def own(self, items_ID: Tensor, users_TD: Tensor) -> Tensor:
+        """The vectors of the targets."""
+        if self.shards is None:
+            return _rows(items_ID, self.targets_T, users_TD)
+        places_T = self.targets_T - self.shards.first
+        inside_T = (places_T >= 0) & (places_T < len(items_ID))
+        return self.shards.sum_(_rows(items_ID, places_T.where(inside_T, 0), users_TD) * inside_T[:, None])
 
 
 class _Softmax(torch.autograd.Function):
@@ -125,7 +152,11 @@ class _Softmax(torch.autograd.Function):
             before_T, logs_T = logs_T, torch.logaddexp(logs_T, more_T)
             if mean_TD is not None:
                 mean_TD = mean_TD * (before_T - logs_T).exp()[:, None] + part_TD * (more_T - logs_T).exp()[:, None]
-        own_TD = _rows(items_ID, call.targets_T, users_TD)
+        if call.shards is not None:
+            before_T, logs_T = logs_T, call.shards.logarithms(logs_T)
+            if mean_TD is not None:
+                mean_TD = call.shards.sum_(mean_TD * (before_T - logs_T).exp()[:, None].to(mean_TD.dtype))
+        own_TD = call.own(items_ID, users_TD)
         own_T = (users_TD.to(own_TD.dtype) * own_TD).sum(1) * call.scoring.scale
         if bias_I is not None:
             own_T += _rows(bias_I, call.targets_T, users_TD)
@@ -141,7 +172,7 @@ class _Softmax(torch.autograd.Function):
         call, (_, users, items, bias) = ctx.call, ctx.needs_input_grad
         wanted_T, scale, d_users_TD = call.weights_T * (grad * call.share), call.scoring.scale, None
         if users:
-            own_TD = _rows(items_ID, call.targets_T, users_TD).mul_(call.share)
+            own_TD = call.own(items_ID, users_TD).mul_(call.share)
             d_users_TD = (mean_TD - own_TD).mul_((call.weights_T * grad * scale)[:, None]).to(users_TD.dtype)
         parts: list[list[Tensor | None]] = []
         for scoring, block_ND in _blocks(call, users_TD, items_ID, bias_I) if items or bias else ():
@@ -178,7 +209,7 @@ def _blocks(call: _Call, users_TD: Tensor, items_ID: Tensor, bias_I: Tensor | No
             block_ND.record_stream(current)
         next_ND = copied(first + STREAMED)
         bias_N = None if bias_I is None else bias_I[first : first + STREAMED].to(device)
-        yield replace(call.scoring, bias_I=bias_N, first=first), block_ND
+        yield replace(call.scoring, bias_I=bias_N, first=call.scoring.first + first), block_ND
 
 
 def _elsewhere(users_TD: Tensor, items_ID: Tensor) -> bool:

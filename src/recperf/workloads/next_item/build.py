@@ -125,7 +125,8 @@ class PreparedSequences(RankedSequences):
         copies += self.config.averaged_steps > 0
         if self.config.rule is not None:
             copies = 1 + self.config.rule.weight_states + 2 * (not self.config.some_rows)
-        table = copies * estimate(self.config).table_bytes
+        ranks = current().size if self.config.distributed.sharding else 1
+        table = copies * estimate(self.config).table_bytes // ranks
         if self.tiers.placement == "device" and device.type == "cuda" and table > free_gpu_bytes(device):
             what = f"the items take {size(table)} of the GPU, {size(free_gpu_bytes(device))} are free"
             raise MachineError(what, fix="--tables.placement host --model.loss sampled, or a smaller --model.dim")
@@ -152,6 +153,7 @@ class SequenceTrial(RankedTrial):
         config, self.prepared, self.ranks = prepared.config, prepared, division(prepared)
         train = config.train
         self.model = new_model(config, prepared.sequences.data, seed, prepared.settings, prepared.tiers)
+        self.shards = self.ranks.catalogue(self.model)
         self.known: dict[str, float] = {}
         """NDCG@10 of the validation items by the model alone and by counting alone."""
         if config.model.counts == "on":
@@ -257,7 +259,15 @@ class SequenceTrial(RankedTrial):
         return [("items", self.prepared.config.model.items + 1)]
 
     def state(self) -> dict[str, Any]:
-        return self._exchanged({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+        state = self._exchanged({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+        return state if self.shards is None else self.shards.whole_state(state, self._divided_tensors())
+
+    def _divided_tensors(self) -> list[Tensor]:
+        """The rows of items that are this rank's, their moments and their average."""
+        items, group = self.model.items_ID, self.dense.groups[1]
+        place = next(at for at, one in enumerate(group.parameters) if one is items)
+        averages = [one for of, one in zip(self.dense.parameters, self.dense.averages) if of is items]
+        return [items.detach(), group.means[place], group.squares[place], *averages]
 
     def _exchanged(self, state: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint has the averages as the model's weights, and those that training goes on with beside them."""
@@ -277,6 +287,9 @@ class SequenceTrial(RankedTrial):
             take_over(self.model.counting, saved, rows["items"])
 
     def restore(self, state: dict[str, Any]) -> None:
+        if self.shards is not None:
+            here = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            state = self.shards.part_state(state, here, self._divided_tensors())
         if self.dense.averages:
             # What was read may lie in the weights themselves.
             averages = [one.clone() for one in state["optimizer"]["averages"]]

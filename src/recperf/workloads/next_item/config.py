@@ -129,7 +129,11 @@ class NextItemRunConfig(TrialsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.distributed.require_copies("hstu")
+        self.distributed.require_copies("next-item models", rows=True)
+        if self.distributed.sharding and (self.rule is not None or (self.model.items and not self.model.full_softmax)):
+            what = "distributed.sharding is row, which needs the softmax over all items, and adamw for them"
+            fix = "--model.loss full --train.table-optimizer adamw --tables.placement device"
+            raise ConfigError(what, where={"field": "distributed.sharding"}, fix=fix)
         if self.train.precision == "bfloat16" and self.model.encoder == "hstu":
             what = "train.precision is bfloat16, which HSTU blocks do not have here"
             raise ConfigError(what, where={"field": "train.precision"}, fix="--train.precision tf32")
