@@ -90,7 +90,7 @@ class RecperfWarning(UserWarning):
     """Something that a caller in Python should know of a result that is returned."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def notice_once(text: str) -> None:
     """Print a note once per process unless it is quiet; of the ranks of a host, at most the first prints it."""
     if not quiet and os.environ.get("LOCAL_RANK") in (None, "", "0"):

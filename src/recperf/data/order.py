@@ -25,6 +25,8 @@ from .tables import EMPTY, Rows, Split, SplitRows
 
 BLOCK_ROWS = 4096
 GROUP_BLOCKS = 64
+SIZES = 16
+"""Sizes of batches whose offsets are held."""
 """64 blocks of 4,096 rows of Criteo are 39 MiB; at most three groups are in memory: the current one, and the next
 twice."""
 
@@ -265,6 +267,9 @@ class ClickOrder:
 
     def _offsets_of(self, ids: int) -> Tensor:
         if ids not in self._offsets:
+            # Batches have one size, but for the last of an epoch.
+            if len(self._offsets) >= SIZES:
+                self._offsets.clear()
             self._offsets[ids] = torch.arange(ids + 1)
         return self._offsets[ids]
 

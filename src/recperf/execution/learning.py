@@ -42,7 +42,7 @@ from ..measure.learning_records import (
     RateSeen,
 )
 from ..measure.looks import ENDS, TABLES, Parameters, Probe, Snapshot, Units, not_zero, rows_by_unit, sampled_ids
-from ..measure.losses import Losses
+from ..measure.losses import FIRST, MOST, Losses
 from ..measure.program_facts import is_compiled
 from .program_hooks import RARE, patched
 
@@ -379,12 +379,16 @@ class Watch:
                 seen = self._rates.setdefault(name, RateSeen(name=name, rates=[], steps=[]))
                 seen.rates.append(rate)
                 seen.steps.append(self.steps)
+                if len(seen.rates) > MOST:
+                    del seen.rates[FIRST : MOST // 2], seen.steps[FIRST : MOST // 2]
         return rates
 
     def _see_mode(self) -> None:
         optimized = {id(one) for optimizer in self._optimizers.values() for one in _parameters_of(optimizer)}
         trained = [root for root in self._roots.values() if any(id(one) in optimized for one in root.parameters())]
         self._training.append(all(_inner(root).training for root in trained))
+        if len(self._training) > MOST:
+            del self._training[FIRST : MOST // 2]
         for part in (part for root in trained if not _inner(root).training for part in root.modules()):
             if isinstance(part, _DropoutNd) and part.p > 0:
                 self._differ.add("dropout")

@@ -40,7 +40,7 @@ from .schemas import BadEvent, Event, parse_events
 
 HOST = "127.0.0.1"
 FILES = ("config.json", "result.json", "profile.json", BENCH)
-MOST = 1000
+MOST, MOST_LOGS = 1000, 8
 """Runs of the list, the newest."""
 RECENT = 20.0
 """Seconds since the last line of its log after which a run that nobody holds is not running."""
@@ -104,8 +104,10 @@ class Runs:
         return {path.relative_to(self.folder).as_posix(): path for path in newest}
 
     def entries(self) -> list[RunEntry]:
-        entries = []
-        for name, folder in self.folders().items():
+        entries, folders = [], self.folders()
+        for gone in self._entries.keys() - folders.keys():
+            self._entries.pop(gone, None)
+        for name, folder in folders.items():
             seen = tuple(_stamp(folder / file) for file in (*FILES, PROFILE_MARK))
             known = self._entries.get(name)
             if known is None or known[0] != seen:
@@ -130,7 +132,11 @@ class Runs:
         """The loss and the leading metric over the steps, as points that a curve needs."""
         folder = self.named(name)
         with self._lock:
-            events = self._logs.setdefault(name, Log(folder / "events.jsonl")).read()
+            # The one that was looked at last comes last.
+            log = self._logs[name] = self._logs.pop(name, None) or Log(folder / "events.jsonl")
+            for other in [*self._logs][:-MOST_LOGS]:
+                del self._logs[other]
+            events = log.read()
         run = Evidence(folder)
         task = named(run.config.task) if run.has("config.json") and run.config.task else task_of(events)
         metric = task.leading

@@ -29,6 +29,10 @@ LONGEST = 10_000
 """Steps of a stretch of training, at most: the times of all of its steps are held until it ends."""
 
 
+EVALUATIONS = 1000
+"""Evaluations that are remembered, and saved with each checkpoint; the log of the run has all."""
+
+
 class Emit(Protocol):
     def __call__(self, kind: str, **fields: Any) -> None: ...
 
@@ -284,11 +288,22 @@ class Evaluator:
                 raise GateFailed(f"the {name} of the validation rows is {value} at step {position.step}", fix=DIVERGED)
         best = all(self.task.merit(metrics) > self.task.merit(past["metrics"]) for past in self.history)
         self.history.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
+        self._forget()
         self.emit("metric", seed=self.seed, step=position.step, epoch=position.epoch, split="valid", **metrics)
         if self.log:
             self.log.ends(position, metrics, self.enough(metrics))
         reached("evaluation: logged")
         return best
+
+    def _forget(self) -> None:
+        """Leave out the oldest of very many evaluations: none that is counted since the chosen one, nor the best."""
+        if len(self.history) <= EVALUATIONS:
+            return
+        chosen, best = self.chosen, max(self.history, key=lambda entry: self.task.merit(entry["metrics"]))
+        newest = self.history.index(chosen) if self.recipe.patience else len(self.history) - 1
+        old = [entry for entry in self.history[:newest] if entry is not chosen and entry is not best]
+        if old:
+            self.history.remove(old[0])
 
     def scored(self, position: Position) -> bool:
         """Whether the weights at this position have been scored."""

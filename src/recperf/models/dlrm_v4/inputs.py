@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -132,7 +132,7 @@ def not_in_c(batch: HistoryBatch, config: DLRMv4Config) -> bool:
     return not (known and batch.labels_B.is_cpu and len(batch)) or isinstance(native.library(), str)
 
 
-@cache
+@lru_cache(maxsize=64)
 def form_of(config: DLRMv4Config) -> native.Form:
     """The sizes of the model that the C code reads."""
     rows = config.table_rows
