@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def last_step(events: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-def slope(readings: list[tuple[int, ...]], steps: int, column: int = 1) -> tuple[float, float]:
+def slope(readings: Sequence[tuple[int, ...]], steps: int, column: int = 1) -> tuple[float, float]:
     """Bytes a step, and half of its interval, by a column of the readings."""
     at_N, bytes_N = np.array(readings, float).T[[0, column]]
     edges = np.linspace(SKIPPED * steps, steps, PARTS + 1)

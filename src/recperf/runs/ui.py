@@ -133,7 +133,8 @@ class Runs:
         folder = self.named(name)
         with self._lock:
             # The one that was looked at last comes last.
-            log = self._logs[name] = self._logs.pop(name, None) or Log(folder / "events.jsonl")
+            log = self._logs.get(name, Log(folder / "events.jsonl"))
+            self._logs = {**{other: one for other, one in self._logs.items() if other != name}, name: log}
             for other in [*self._logs][:-MOST_LOGS]:
                 del self._logs[other]
             events = log.read()
