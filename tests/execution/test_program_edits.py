@@ -61,6 +61,7 @@ IMPORTS = "import torch\nfrom torch.utils.data import DataLoader as Batches\nfro
             "o = optim.SGD(m.parameters()); o.step()",
             "o = optim.SGD(m.parameters()); o.step()\nm.compile()",
         ),
+        ({"compile": True}, "class M:\n    def compile(self): pass\no = optim.SGD(m.parameters())", None),
         ({"sparse": [[4, 4]]}, "x = torch.nn.Embedding(4, 4)", None),
     ],
 )

@@ -112,6 +112,9 @@ class _Changed(Source):
             if isinstance(call, ast.Call) and (self.dotted(call.func) or "").startswith("torch.optim.") and call.args:
                 got = call.args[0]
                 if isinstance(got, ast.Call) and isinstance(got.func, ast.Attribute) and got.func.attr == "parameters":
+                    if any(self.class_of(one) for one in self.bound.get("compile", ())):
+                        # A class has a method of this name that may do something else.
+                        return self.text
                     return self._after(node, f"{ast.unparse(got.func.value)}.compile()")
         return self.text
 

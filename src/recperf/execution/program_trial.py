@@ -80,7 +80,8 @@ class Pace(Profiler):
         self.seen += 1
         if self._compiles and self.model is not None:
             self._compiles = False
-            self.model.compile(mode="reduce-overhead" if cuda_used() else "default")
+            # Its class may have a method of this name that does something else.
+            torch.nn.Module.compile(self.model, mode="reduce-overhead" if cuda_used() else "default")
         if self.seen + 1 == self.until and self.state == "warm":
             # The time of the last of these steps says how many make a turn.
             self._synchronize()

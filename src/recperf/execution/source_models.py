@@ -284,6 +284,7 @@ def _one_table(
 def double_precision(source: Source) -> Iterator[Finding]:
     """float64 where float32 is what others train in."""
     edits: list[Edit] = []
+    unknown: list[Edit] = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute | ast.Name) and source.dotted(node) in DOUBLE:
             name = ast.unparse(node)
@@ -294,11 +295,17 @@ def double_precision(source: Source) -> Iterator[Finding]:
             begin, end = source.span(node)
             if node.func.attr == "double" and not node.args:
                 edits.append(Edit(source.path, source.text.rindex("double", begin, end), end, "float()"))
-            elif source.is_call(node, "torch.from_numpy", "torch.tensor", "torch.as_tensor") and len(node.args) == 1:
+            elif source.is_call(node, "torch.from_numpy") and len(node.args) == 1:
                 made = source.value_of(node.args[0]) or node.args[0]
-                if not node.keywords and source.is_call(made, *FLOATS) and not getattr(made, "keywords", []):
+                if source.is_call(made, *FLOATS) and not getattr(made, "keywords", []):
                     edits.append(Edit(source.path, end, end, ".float()"))
+                else:
+                    unknown.append(
+                        Edit(source.path, begin, begin, "(lambda x: x.float() if x.is_floating_point() else x)(")
+                    )
+                    unknown.append(Edit(source.path, end, end, ")"))
     if edits:
+        edits += unknown
         seen = "Operators compute in float64"
         kept = "the results: numbers have 24 bits of mantissa instead of 53"
         yield Finding("float64", [], seen, "float32 instead of float64", edits, changes=kept, works="float64")
