@@ -88,6 +88,7 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
     from .data.config import SPLIT_FIELDS, SplitOptions
     from .data.events.options import ImportOptions
     from .data.rows.options import ClickOptions
+    from .learn.leaks import after_import
 
     if isinstance(source, Dataset):
         return source
@@ -113,7 +114,8 @@ def dataset(source: Any, *, name: str = "", clicks: bool = False, **options: Any
         asked: Any = kind(**{role: path, "name": name, **options})
         facts = importing.import_file(asked, split=split, progress=lambda *_: lambda *_: FLAG.poll())
         terminal.close()
-    for note in facts.get("notes", ()):
+    leaks = after_import("clicks" if clicks else "events", Path(facts["folder"])) if facts["imported"] else ()
+    for note in (*facts.get("notes", ()), *leaks):
         warn(note, RecperfWarning, stacklevel=2)
     return replace(datasets.find(asked.name), frames=library)
 

@@ -16,8 +16,8 @@ from recperf.data.rows.imported import ImportedClicks
 from recperf.data.rows.imports import import_clicks
 from recperf.data.rows.options import ClickOptions
 from recperf.data.streaming.config import HistoryConfig, WindowConfig
+from recperf.learn.leaks import areas
 from recperf.train.metrics import binary_metrics
-from recperf.workloads.click_candidates import areas
 from recperf.workloads.dlrm.build import PreparedDLRM
 from recperf.workloads.dlrm.config import experiment
 from recperf.workloads.dlrm_v4.build import PreparedHistories

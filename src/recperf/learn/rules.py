@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from ..tasks import Task, signed
-from .records import NOT_MEASURED, UNCLEAR, Mean, QualityEvidence, QualityLimit
+from .records import NOT_MEASURED, UNCLEAR, Mean, QualityEvidence, QualityLimit, RepeatsSeen
 
 LEAST = 0.005
 """A smaller gain is not worth a word."""
@@ -130,14 +130,21 @@ Rule = Callable[[Trained], Iterator[Hint]]
 def _leak(seen: Trained) -> Iterator[Hint]:
     evidence = seen.evidence
     repeats, strongest, targets = evidence.repeats, evidence.strongest, evidence.targets
-    if repeats and repeats.rows >= max(LEAST_REPEATED, REPEATED * repeats.of) and repeats.agree >= LABELLED_ALIKE:
-        share = f"{repeats.rows:,} of {repeats.of:,} scored rows"
-        yield Hint("leak", None, f"{share} are training rows too, {repeats.agree:.0%} of them with the same label")
+    if text := repeated_text(repeats):
+        yield Hint("leak", None, text)
     if strongest and strongest.alone and strongest.alone >= ALONE:
         yield Hint("leak", None, f"{strongest.name} alone reaches an AUC of {strongest.alone:.3f}")
     if targets and targets.last >= SAME_TARGET:
         text = f"{targets.last:.0%} of the held-out items are the last item of their history"
         yield Hint("leak", None, text)
+
+
+def repeated_text(seen: RepeatsSeen | None) -> str:
+    """What is wrong with rows on both sides; empty where nothing is."""
+    if seen is None or seen.rows < max(LEAST_REPEATED, REPEATED * seen.of) or seen.agree < LABELLED_ALIKE:
+        return ""
+    share = f"{seen.rows:,} of {seen.of:,} scored rows"
+    return f"{share} are training rows too, {seen.agree:.0%} of them with the same label"
 
 
 def _protocol(seen: Trained) -> Iterator[Hint]:

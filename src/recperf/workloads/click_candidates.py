@@ -23,9 +23,7 @@ from ..data.batch import ClickBatch
 from ..data.order import ClickOrder
 from ..data.tables import MemoryRows, Rows, Split
 from ..execution.workload import ScoredRows
-from ..learn.records import RepeatsSeen
 from ..train.baselines import MOST_TRAINING_ROWS, ClickRule, FeatureRows, Rules, click_rules
-from ..train.metrics import auc
 from ..train.ranking import Scorer, grouped_items, item_rules, log_shares, repeated_share
 
 if TYPE_CHECKING:
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 AT_ONCE = 1 << 18
 """Training rows that are read at a time."""
 SPLITS: tuple[Split, Split] = ("train", "valid")
-DISTINCT = 100
-"""Different values of a number from which on rows with equal ones are taken for the same."""
 SHOWN = "its share of the training rows"
 """What says how likely users see items."""
 
@@ -264,23 +260,6 @@ def _feature_rows(clicks: ClickRows, rows: Rows, before: dict[str, Tensor] | Non
     return FeatureRows(dense_ND=dense_ND, ids=ids, labels_N=labels_N, before=before or {})
 
 
-def areas(clicks: ClickRows) -> dict[str, float]:
-    """The AUC of each column alone on the validation rows: of a number as it is, of an id by the share of positive
-    training labels that it has; columns with several ids are not considered."""
-    steps = (-(-clicks.count(split) // MOST_TRAINING_ROWS) for split in SPLITS)
-    train, valid = (_feature_rows(clicks, clicks.every(split, step)) for split, step in zip(SPLITS, steps))
-    scores = dict(zip(clicks.dense_names, valid.dense_ND.t()))
-    for key, train_N in train.ids.items():
-        if train_N.dim() > 1:
-            continue
-        valid_N, labels_N = valid.ids[key], train.labels_N.double()
-        size = _size(train_N, valid_N)
-        positives, count = torch.bincount(train_N, labels_N, size), torch.bincount(train_N, minlength=size)
-        scores[key] = ((positives + labels_N.mean()) / (count + 1))[valid_N]
-    areas = {name: auc(scores_N, valid.labels_N) for name, scores_N in scores.items()}
-    return {name: max(area, 1 - area) for name, area in areas.items()}
-
-
 def training_rows(clicks: ClickRows) -> dict[str, Tensor]:
     """How many training rows have the value of each scored row, by column; of a value that has no table row of its own,
     0. Of columns with several ids the first counts."""
@@ -299,21 +278,3 @@ def training_rows(clicks: ClickRows) -> dict[str, Tensor]:
         ids_N = torch.from_numpy(clicks.rows_of("valid", 0, clicks.count("valid")).ids_NS[:, column]).long()
         counts[key] = torch.where(ids_N < size, count_R[ids_N.clamp(0, size - 1)], 0)
     return counts
-
-
-def repeats(clicks: ClickRows) -> RepeatsSeen | None:
-    """Scored rows that are training rows too, number by number; None where rows have no numbers that tell them
-    apart, or are too many."""
-    train, valid = (clicks.count(split) for split in SPLITS)
-    if max(train, valid) > MOST_TRAINING_ROWS:
-        return None
-    parts = [clicks.rows_of(split, 0, count) for split, count in zip(SPLITS, (train, valid))]
-    if not any(len(np.unique(column)) > DISTINCT for column in parts[1].dense_ND.T):
-        return None
-    codes = [np.ascontiguousarray(np.concatenate([rows.dense_ND.view(np.int32), rows.ids_NS], 1)) for rows in parts]
-    codes_T, codes_V = (code.view([("", code.dtype)] * code.shape[1]).ravel() for code in codes)
-    known, first = np.unique(codes_T, return_index=True)
-    place_V = np.searchsorted(known, codes_V)
-    same_V = known[np.minimum(place_V, len(known) - 1)] == codes_V
-    labels = parts[0].labels_N[first[place_V[same_V]]] == parts[1].labels_N[same_V]
-    return RepeatsSeen(rows=int(same_V.sum()), of=valid, agree=float(labels.mean()) if len(labels) else 0.0)

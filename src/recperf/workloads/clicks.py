@@ -37,11 +37,9 @@ from ..train.metrics import binary_metrics
 from ..train.ranking import Scorer
 from .click_candidates import (
     ClickCatalogue,
-    areas,
     catalogue_of,
     fitted_step,
     imported_logits,
-    repeats,
     scored_rows,
     training_rows,
 )
@@ -142,6 +140,8 @@ class StoredRows:
         return self.clicks.own_ids(role)
 
     def held_out_facts(self) -> HeldOutFacts:
+        from ..learn.leaks import areas, repeats
+
         clicks = self.clicks
         return HeldOutFacts(training_rows=training_rows(clicks), alone=areas(clicks), repeats=repeats(clicks))
 

@@ -15,6 +15,7 @@ from ...data.events.options import ImportOptions
 from ...data.files.values import TIME_UNITS
 from ...data.rows.options import ClickOptions
 from ...errors import UsageError
+from ...learn.leaks import after_import
 from ...runs.record import runs_on
 from ...terminal import Terminal, print_json
 from ...workloads import proposed
@@ -71,6 +72,8 @@ def import_file(arguments: list[str]) -> int:
     if before and facts["imported"]:
         note = f"runs of the dataset before, which can no longer be resumed or scored: {', '.join(before)}"
         facts["notes"] = [*facts.get("notes", ()), note]
+    if facts["imported"]:
+        facts["notes"] = [*facts.get("notes", ()), *after_import(kind, Path(facts["folder"]))]
     facts["next"] = f"recperf run {model} --data {shlex.quote(str(options.store or options.name))}"
     if options.json:
         print_json(facts)

@@ -1,0 +1,123 @@
+"""What makes a score better than is possible, as far as rows show it: an input that alone predicts the label, rows on
+both sides of the split, events that are logged twice. Without torch, so that an import can look too.
+
+Shapes: N rows, V scored rows, D numbers, S slots of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.tables import Rows, Split
+from ..errors import DataError
+from .records import RepeatsSeen
+from .rules import ALONE, SAME_TARGET, repeated_text
+
+MOST, AT_IMPORT = 300_000, 50_000
+"""Rows of each side of the split that are read, and of those after an import."""
+DISTINCT = 100
+"""Different values of a number from which on rows with equal ones are taken for the same."""
+EVENTS = 1_000_000
+"""Events at the start of a store that are read after an import."""
+
+
+class ClickRows(Protocol):
+    """Rows with a label, by the side of the split."""
+
+    keys: tuple[str, ...]
+    slots: tuple[int, ...]
+
+    @property
+    def dense_names(self) -> tuple[str, ...]: ...
+
+    def count(self, split: Split) -> int: ...
+
+    def every(self, split: Split, step: int) -> Rows: ...
+
+
+def _some(clicks: ClickRows, split: Split, most: int) -> Rows:
+    return clicks.every(split, max(1, -(-clicks.count(split) // most)))
+
+
+def areas(clicks: ClickRows, most: int = MOST) -> dict[str, float]:
+    """The AUC of each column alone on the scored rows: of a number as it is, of an id by the share of positive training
+    labels that it has; columns with several ids are not considered."""
+    train, valid = (_some(clicks, split, most) for split in ("train", "valid"))
+    scores: dict[str, NDArray[Any]] = dict(zip(clicks.dense_names, valid.dense_ND.T))
+    labels_N, mean = train.labels_N.astype(np.float64), float(train.labels_N.mean())
+    for number, key in enumerate(clicks.keys):
+        if clicks.slots[number] > 1:
+            continue
+        column = sum(clicks.slots[:number])
+        train_N, valid_V = (rows.ids_NS[:, column].astype(np.int64) for rows in (train, valid))
+        size = 1 + int(max(train_N.max(), valid_V.max()))
+        positives, count = np.bincount(train_N, labels_N, size), np.bincount(train_N, minlength=size)
+        scores[key] = ((positives + mean) / (count + 1))[valid_V]
+    found = {name: area(scores_V, valid.labels_N) for name, scores_V in scores.items()}
+    return {name: max(one, 1 - one) for name, one in found.items()}
+
+
+def area(scores_V: NDArray[Any], labels_V: NDArray[Any]) -> float:
+    """Area under the ROC curve, ties count half; 0.5 where there is only one class."""
+    positives = int(labels_V.sum())
+    negatives = len(labels_V) - positives
+    if not positives or not negatives:
+        return 0.5
+    _, place_V, counts = np.unique(scores_V.astype(np.float64), return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    total = float(ranks[place_V][labels_V > 0].sum())
+    return (total - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def repeats(clicks: ClickRows, most: int = MOST) -> RepeatsSeen | None:
+    """Scored rows that are training rows too, number by number; None where rows have no numbers that tell them
+    apart, or are too many to compare all."""
+    if max(clicks.count("train"), clicks.count("valid")) > most:
+        return None
+    parts = [clicks.every(split, 1) for split in ("train", "valid")]
+    if not any(len(np.unique(column)) > DISTINCT for column in parts[1].dense_ND.T):
+        return None
+    codes = [np.ascontiguousarray(np.concatenate([rows.dense_ND.view(np.int32), rows.ids_NS], 1)) for rows in parts]
+    codes_N, codes_V = (code.view([("", code.dtype)] * code.shape[1]).ravel() for code in codes)
+    known, first = np.unique(codes_N, return_index=True)
+    place_V = np.searchsorted(known, codes_V)
+    same_V = known[np.minimum(place_V, len(known) - 1)] == codes_V
+    labels = parts[0].labels_N[first[place_V[same_V]]] == parts[1].labels_N[same_V]
+    agree = float(labels.mean()) if len(labels) else 0.0
+    return RepeatsSeen(rows=int(same_V.sum()), of=len(same_V), agree=agree)
+
+
+def after_import(kind: str, folder: Path) -> Iterator[str]:
+    """What an imported dataset shows of leaks."""
+    if kind == "clicks":
+        from ..data.config import SplitConfig
+        from ..data.rows.imported import ImportedClicks
+
+        try:
+            clicks = ImportedClicks(folder, SplitConfig())
+        except DataError:
+            # Nothing is held out: a run says so.
+            return
+        for name, alone in areas(clicks, AT_IMPORT).items():
+            if alone >= ALONE:
+                yield f"{name} alone predicts held-out labels with an AUC of {alone:.3f}: it may contain the label"
+        if text := repeated_text(repeats(clicks, AT_IMPORT)):
+            yield f"{text}: import each row once, or split by time or user"
+        return
+    from ..data.events.kinds import DRAWN
+    from ..data.known.event_files import open_events
+
+    store = open_events(folder)
+    first = slice(0, min(store.events, EVENTS))
+    # Negatives that the import drew are no events of the user.
+    happened_N = np.flatnonzero((store.kinds(first) & np.uint8(DRAWN)) == 0)
+    items_N, users_N = store.items_at(first)[happened_N], store.users_of(happened_N)
+    again_N = (items_N[1:] == items_N[:-1]) & (users_N[1:] == users_N[:-1])
+    same = float(again_N.mean()) if len(again_N) else 0.0
+    if same >= SAME_TARGET / 2:
+        yield f"{same:.0%} of the events repeat the item of the event before: the next item is often in its history"

@@ -1,0 +1,48 @@
+"""Leaks that rows show: an import names them, and finds none in rows without one."""
+
+from __future__ import annotations
+
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+import pytest
+import torch
+from planted_logs import Log, made, rows, sequences
+
+import recperf
+from recperf.learn.leaks import area
+from recperf.train.metrics import auc
+
+
+def notes(log: Log, name: str) -> str:
+    with catch_warnings(record=True) as caught:
+        simplefilter("always")
+        label = {"label": "label"} if "label" in log.columns else {}
+        recperf.dataset(log.columns, name=name, **label, **log.options)
+    return " ".join(str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (made(rows, leak=0.99, count=2000), "status alone predicts held-out labels"),
+        (made(rows, repeated=4, count=2000), "are training rows too, 100% of them with the same label"),
+        (made(sequences, twice=True, users=100), "repeat the item of the event before"),
+        (made(rows, count=2000), ""),
+        (made(sequences, users=100), ""),
+    ],
+)
+def test_an_import_says_what_leaks(log: object, said: str) -> None:
+    assert callable(log)
+    text = notes(log(np.random.default_rng(1), 1.0), "leaky")
+    assert said in text
+    if not said:
+        assert "predicts" not in text
+        assert "training rows too" not in text
+        assert "repeat the item" not in text
+
+
+def test_its_area_is_that_of_the_metrics() -> None:
+    draw = np.random.default_rng(3)
+    scores, labels = draw.integers(0, 9, 500).astype(np.float32), draw.random(500) < 0.3
+    assert area(scores, labels) == pytest.approx(auc(torch.from_numpy(scores), torch.from_numpy(labels)), abs=1e-12)
