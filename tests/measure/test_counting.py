@@ -193,7 +193,7 @@ def test_a_backward_pass_in_cpp_updates_the_rows_of_its_lookup() -> None:
     times = step_times(trace, nesting, window, works, lambda index: None)
     rows = {call.name.split("::")[0]: call.work and call.work.rows for call in times.calls}
     assert rows == {"fbgemm": 100, "torch": 160, "aten": 0}
-    assert sum(row.ms for row in operator_rows(times, []) if row.name.startswith("torch")) == 0.02
+    assert sum(row.ms for row in operator_rows(times, [], window) if row.name.startswith("torch")) == 0.02
 
 
 def test_operators_with_unknown_work_are_listed() -> None:

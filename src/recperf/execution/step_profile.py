@@ -107,6 +107,9 @@ class Profiler:
             light=self._light,
             counts=self.counts,
         )
+        if self.watch is not None:
+            watch = self.watch
+            self._observer.optimizers = lambda: watch.stepped
         self._observer.goes_on = not (self._light or self._driven)
 
     def __exit__(

@@ -65,6 +65,7 @@ def explain(
         places=places,
         stacks=seen.stacks,
         children=seen.children,
+        memory=seen.memory,
         advice=advise(AdviceFacts(seen, attribution.operators, ceilings, facts)) if facts else [],
         step_ms=seen.step_ms,
         notes=seen.notes,

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ..ops.operators import NativeCall
 from .clocks import ThreadClock
+from .memory import MemoryWatch
 from .operators import ROW_ACCESS, CallWork, is_special, overwrites, traffic_kind
 from .places import Position, Stacks
 from .random_rows import MOST_IDS, RandomRows, address_of, memory_of, random_rows, rows_of_table
@@ -68,12 +69,14 @@ class Counter(DispatchMode):
         self.ended = False
         """Whether nothing is counted any more, also where the mode is still active in its thread."""
         self._memory = _Memory(stream_cache_bytes)
+        self.memory = MemoryWatch(self.stacks)
         self._clock = ThreadClock()
         self._inside = False
 
     def begin_step(self) -> None:
         self.steps.append([])
         self._memory.begin_step()
+        self.memory.begin_step()
 
     def result(self) -> list[CallWork]:
         """The work of the last step; the steps before it tell what the caches hold."""
@@ -106,6 +109,8 @@ class Counter(DispatchMode):
             spent.note(work)
             work.stack = self.stacks.of(caller)
             self.steps[-1].append(work)
+            with torch._C._DisableTorchDispatch():
+                self.memory.see(tensors_in((args, kwargs.values())), tensors_in(result), work.stack)
         return result
 
     def native(self, call: NativeCall) -> Any:
@@ -137,6 +142,7 @@ class Counter(DispatchMode):
                 work.new_bytes = min(spent.faults * PAGE, sum(size_of(tensor) for tensor in outputs))
         work.stack = self.stacks.of(sys._getframe(1))
         self.steps[-1].append(work)
+        self.memory.see(inputs, outputs, work.stack)
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, faults: int) -> CallWork:

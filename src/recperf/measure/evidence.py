@@ -16,7 +16,7 @@ from .clocks import MODULE
 from .intervals import of_steps
 from .observing import ENDLESS, WATCHED, Observer
 from .operators import CallWork
-from .place_shares import FEWEST, add_samples, observer_places
+from .place_shares import FEWEST, add_samples, around_steps, observer_places
 from .records import Observed, ObservedSteps, TimingCost
 from .rows import clip, name_places, operator_rows, part_rows, traced_ms, unknown_work
 from .timeline import COUNTED, NODE, CountedInOrder, StepTimes, nearest_call, step_times, traced_step
@@ -119,6 +119,10 @@ def observed(observer: Observer, kernels: dict[str, CallWork] | None = None) -> 
     result.timeline = traced_step(nesting, window, times, result.operators)
     result.varies = _varies(observer)
     add_samples(result, observer)
+    if observer.counter is not None:
+        result.memory = observer.counter.memory.result(around_steps(observer))
+        if result.memory and observer.growth and not result.memory[0].growth:
+            result.memory[0].growth = observer.growth
     result.notes += [*unknown_work(result.operators), *lateness(collectives(nesting, window))]
     result.parts = part_rows(result.operators)
     return result

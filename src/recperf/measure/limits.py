@@ -27,7 +27,7 @@ from .profile_records import (
     TableLookups,
     WorkloadFigures,
 )
-from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles, PlaceTime, Verdict
+from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles, PlaceTime, StepMemory, Verdict
 from .trace.read import summed
 
 if TYPE_CHECKING:
@@ -140,6 +140,27 @@ def ranks_sentence(communication: Communication | None) -> str:
         f"collectives for {exposed} of a step, {time(communication.exposed_ms)}{split}."
         + (f" {communication.why}." if communication.why else "")
     )
+
+
+def memory_sentence(memory: StepMemory) -> str:
+    """What fills the memory, and the largest batch that fits."""
+    parts = sorted(memory.parts.items(), key=lambda item: -item[1])[:3]
+    listed = ", ".join(f"{name} {size(count)} ({percent(count / memory.peak_bytes)})" for name, count in parts)
+    asked = next((row for row in memory.lines if row.part == "asked for"), None)
+    if asked is not None:
+        where = f"{place_text(asked)} asked for {size(asked.bytes)}"
+        return (
+            f"Out of memory of the {memory.device}: {where}, {size(memory.capacity_bytes)} are there. Of all: {listed}."
+        )
+    text = f"Memory of the {memory.device}: {size(memory.peak_bytes)} at the peak of a step, of it {listed}."
+    if memory.largest_batch and memory.batch and memory.largest_batch > 100 * memory.batch:
+        text += " It does not limit the batch."
+    elif memory.largest_batch and memory.batch and memory.largest_batch > memory.batch:
+        text += f" A batch of about {memory.largest_batch:,} would fit, {memory.batch:,} now (predicted, not tried)."
+    if memory.growth:
+        row = memory.growth[0]
+        text += f" It grows by {size(row.bytes)} a step: {place_text(row, short=True)}."
+    return text
 
 
 def tables_sentence(figures: WorkloadFigures) -> str:

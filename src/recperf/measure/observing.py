@@ -8,7 +8,7 @@ nothing of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from threading import get_ident
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _push_mode
 
+from ..machine import process_memory
 from ..ops.operators import fast_range, recorded, set_call_listener
 from .clocks import (
     MOST_PLAIN,
@@ -33,8 +34,10 @@ from .clocks import (
     module_ranges,
 )
 from .counting import Counter
+from .memory import GROWS, PythonMemory
 from .peaks.other_work import OtherWork
 from .places import Position, Stacks
+from .records import MemoryLine
 from .spans import listen
 from .stack_sampler import StackSampler
 from .trace.read import PART, STEP, Trace
@@ -126,6 +129,13 @@ class Observer:
         self.traced_cpu_ns = 0.0
         """CPU time of all threads that tracing and counting added to the steps."""
         self._cpu, self._plain_cpu = (process_time_ns(), 0), 0.0
+        self.optimizers: Callable[[], Iterable[Any]] = tuple
+        """Those of the loop that have stepped."""
+        self.python_memory: PythonMemory | None = None
+        self.growth: list[MemoryLine] = []
+        """Lines of Python whose memory grows."""
+        self._own_bytes, self._grows = 0, 0.0
+        """Memory of the process when timing began, and by how much a step made it grow."""
         self._before_trace: tuple[list[TimedStep], list[tuple[int, int]]] = ([], [])
         self._first_trace: tuple[Recording | None, list[ClockReading], bool] = (None, [], False)
         self._began = self.clock.now()
@@ -248,6 +258,7 @@ class Observer:
 
     def _start_plain(self, *, again: bool = False) -> None:
         self._enter("plain")
+        self._own_bytes = process_memory().get("own", 0)
         self._cpu = (process_time_ns(), self.seen)
         if not again:
             self.other_work = OtherWork()
@@ -323,6 +334,8 @@ class Observer:
             else:
                 self._enter("done")
         else:
+            if self.python_memory is not None:
+                self.python_memory.end_step()
             self.counter.begin_step()
 
     def _add_cost(self) -> None:
@@ -386,6 +399,7 @@ class Observer:
             self._enter("done")
             return
         self._enter("traced")
+        self._grows = (process_memory().get("own", 0) - self._own_bytes) / max(1, len(self.plain))
         since, seen = self._cpu
         self._cpu = (process_time_ns(), self.seen)
         self._plain_cpu = (self._cpu[0] - since) / max(1, self.seen - seen)
@@ -436,6 +450,11 @@ class Observer:
         if "torch._dynamo" in sys.modules:
             # A compiled function that met a dispatch mode would never run compiled again.
             self._stack.enter_context(torch.compiler.set_stance("force_eager"))
+        self.counter.memory.optimizers = self.optimizers
+        if self.model is not None:
+            self.counter.memory.modules = self.model.modules
+        if self._grows > GROWS:
+            self.python_memory = PythonMemory(self.stacks)
         self.counter.__enter__()  # type: ignore[no-untyped-call]
         self._stack.callback(self._end_counter, self.counter)
         set_call_listener(self.counter.native)
@@ -446,6 +465,9 @@ class Observer:
         """Leave the mode. Its own thread may have ended, or another one closes the observer: then it stays active there
         and does nothing, and what torch knows about modes in general is restored by leaving it here."""
         counter.ended = True
+        counter.memory.end()
+        if self.python_memory is not None:
+            self.growth = self.python_memory.close()
         if get_ident() != self._thread:
             _push_mode(counter)
         counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]

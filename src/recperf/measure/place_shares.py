@@ -185,7 +185,7 @@ def by_step(inside: list[tuple[int, float]], every: list[tuple[int, float]]) -> 
 def observer_places(observer: Any) -> Callable[[OperatorCall, Host], tuple[Place | None, bool]]:
     """A function that returns the place of a call of an Observer's counted step, and whether it is in a backward
     pass."""
-    around = _around(observer)
+    around = around_steps(observer)
 
     def own(call: OperatorCall, event: Host) -> tuple[Place | None, bool]:
         positions = call.work.stack if call.work else ()
@@ -195,7 +195,7 @@ def observer_places(observer: Any) -> Callable[[OperatorCall, Host], tuple[Place
     return own
 
 
-def _around(observer: Any) -> Stack:
+def around_steps(observer: Any) -> Stack:
     """The frames around all of the steps that an Observer saw."""
     stack = observer.stacks.stack
     positions = [sample.stack for sample in observer.sampler.samples]
@@ -206,7 +206,7 @@ def _around(observer: Any) -> Stack:
 
 def add_samples(result: Observed, observer: Any) -> None:
     """Add the places of the time outside of operators, the C code in it, all stacks, and what sampling cost."""
-    sampler, around = observer.sampler, _around(observer)
+    sampler, around = observer.sampler, around_steps(observer)
     times, native = sampler.times(observer.counter.positions if observer.counter else ())
     python = sum(one.ns for one in times if one.limit == "python")
     outside = (

@@ -213,6 +213,31 @@ class Children(Struct):
     lines: list[ChildTime]
 
 
+class MemoryLine(Place, frozen=True, kw_only=True):
+    """Memory that a line of the program takes."""
+
+    part: str
+    bytes: int
+
+
+class StepMemory(Struct):
+    """The memory of one device, or of the host, at the peak of a step."""
+
+    device: str
+    peak_bytes: int
+    parts: dict[str, int]
+    """They add up to the peak."""
+    lines: list[MemoryLine]
+    """Lines of activations and temporary tensors, largest first."""
+    growth: list[MemoryLine]
+    """Lines that hold more after every step, in bytes a step."""
+    capacity_bytes: int
+    """What is free, and what the process has."""
+    batch: int | None = None
+    largest_batch: int | None = None
+    """Predicted: activations, inputs and temporary tensors grow with the batch, the rest does not."""
+
+
 class Observed(Struct):
     """The figures of a step that its verdict follows from, in ms per step."""
 
@@ -254,6 +279,7 @@ class Observed(Struct):
     """What the samples saw, largest first."""
     children: list[Children] = []
     """What other processes of the program did."""
+    memory: list[StepMemory] = []
     traced_ms: list[Number] = []
     """The traced steps, without their waits for input; empty: measured by an older recperf."""
     varies: dict[str, Number] = {}
@@ -388,6 +414,8 @@ class Explanation(Struct, kw_only=True):
     """What the samples of the stack saw, largest first."""
     children: list[Children] = []
     """What other processes of the program did, such as workers of its DataLoader."""
+    memory: list[StepMemory] = []
+    """The host's first."""
     advice: list[Advice]
     """Changes that would make the step faster, the largest predicted gain first."""
     step_ms: Percentiles

@@ -7,9 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...measure.limit_kinds import LIMITS
-from ...measure.limits import NOT_JUDGED
+from ...measure.limits import NOT_JUDGED, memory_sentence
 from ...measure.places import place_text
-from ...measure.records import Advice, Children, DividedOperator, Experiment, Explanation, PartTime, PlaceTime, Verdict
+from ...measure.records import (
+    Advice,
+    Children,
+    DividedOperator,
+    Experiment,
+    Explanation,
+    PartTime,
+    PlaceTime,
+    StepMemory,
+    Verdict,
+)
 from . import charts, timeline
 from . import formats as fmt
 from .blocks import Block, Cell, Code, Figure, Report, Section, Table, Text, arranged, cells, table_of
@@ -73,6 +83,7 @@ def sections_of(
         *([] if advice is None else [Section("advice", "What to change", advice_blocks(advice))]),
         Section("shares", "Where the time goes", shares),
         Section("limits", "What limits the step", [*because, *doubts, *evidence]),
+        *memory_sections(step.memory),
         *child_sections(step.children),
         *timeline.flame(step.stacks, step.step_ms.p50),
         Section("operators", "Operators", operator_blocks(step.operators)),
@@ -103,6 +114,7 @@ def report_of_step(
         )
         for index, row in enumerate(step.places[:PLACES])
     ]
+    facts += [("" if index else "memory", memory_sentence(one)) for index, one in enumerate(step.memory)]
     facts += [*advice_facts(advice), *([(unseen[0], "; ".join(unseen[1]))] if unseen[1] else [])]
     return Report(
         key=key,
@@ -152,6 +164,20 @@ def place_blocks(places: list[PlaceTime]) -> list[Block]:
     ]
     head = ("place", "limit", "share", "95% interval", "time")
     return [Table(head, rows, left=(1,), top=PLACES)] if rows else []
+
+
+def memory_sections(memory: list[StepMemory]) -> list[Section]:
+    """What fills the memory of the host and of a device at the peak of a step."""
+    blocks: list[Block] = []
+    for one in memory:
+        parts = [cells(name, fmt.size(count), fmt.percent(count / one.peak_bytes)) for name, count in one.parts.items()]
+        parts.append(cells(Cell("peak", "strong"), fmt.size(one.peak_bytes), ""))
+        blocks += [Text(memory_sentence(one), "lead"), Table((one.device, "bytes", "share"), parts)]
+        lines = [cells(place_text(row, width=60), row.part, fmt.size(row.bytes)) for row in one.lines]
+        grows = [cells(place_text(row, width=60), "grows, per step", fmt.size(row.bytes)) for row in one.growth]
+        if lines or grows:
+            blocks.append(Table(("place", "part", "bytes"), [*grows, *lines], left=(1,), top=PLACES))
+    return [Section("memory", "Memory", blocks)] if blocks else []
 
 
 def child_sections(children: list[Children]) -> list[Section]:
