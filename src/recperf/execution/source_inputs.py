@@ -247,7 +247,12 @@ def rows_of_frames(source: Source) -> Iterator[Finding]:
         seen = "pandas looks up rows"
         if isinstance(node, ast.Subscript) and (edits := _as_records(source, node)):
             change = f'{ast.unparse(node.value.value)}.to_dict("records") once'  # type: ignore[attr-defined]
-            yield Finding("rows of frames", [source.statement_of(node)], seen, change, edits)
+            assign = source.parents[node]
+            name = assign.targets[0] if isinstance(assign, ast.Assign) else None
+            # An element of a row of pandas costs more than that of a dict, too.
+            reads = source.reads(name.id, source.function_of(node)) if isinstance(name, ast.Name) else []
+            nodes = [source.statement_of(one) for one in (node, *reads)]
+            yield Finding("rows of frames", nodes, seen, change, edits)
         elif any(name.partition(".")[0] == "pandas" for name in source.names.values()):
             change = "frame[column].to_numpy() once, and its elements in the step"
             yield Finding("rows of frames", [node], seen, change, reason="only its author knows what the columns hold")

@@ -28,6 +28,8 @@ STUDENT = (1.960, 2.372, 2.823, 2.556)
 """The 97.5 % quantile of Student's t by powers of 1 / degrees of freedom (Cornish and Fisher), from three on."""
 ROUNDING = 1e-4
 """Relative difference of a loss that another order of additions explains."""
+KEPT = 0.4
+"""Part of the time that what is printed first gets at most."""
 ALL = "all together"
 
 
@@ -80,10 +82,12 @@ class Search(ExitStack):
             if not one.settings:
                 reasons = filter(None, ("only its author can make this change", one.note))
                 one.status, one.note = "not tried", ". ".join(reasons)
-            elif one.settings.keys() & set(SEARCHED):
-                self.search(one, say)
             else:
                 self.try_one(one, say)
+        # What others advise is worth more than another number.
+        for one in advice:
+            if one.measured_gain and one.settings.keys() & set(SEARCHED):
+                self.search(one, say)
         advice.sort(key=_order)
         gaining = [one for one in advice if one.status == "tried" and "batch_size" not in one.settings]
         if len(gaining) > 1:
@@ -115,7 +119,7 @@ class Search(ExitStack):
     def search(self, one: Advice, say: Callable[[str], None]) -> None:
         """Measure other numbers than the advised one, upwards or else downwards, as long as it gets better; for workers
         also one thread. The advice becomes the best of them."""
-        tried: list[Advice] = []
+        tried = [replace(one)]
 
         def measure(settings: dict[str, Any]) -> Advice:
             other = replace(one, settings=settings, change=changes_text(settings))
@@ -123,11 +127,11 @@ class Search(ExitStack):
             tried.extend([other] if other.measured_gain else [])
             return other
 
-        best = measure(one.settings)
+        best = tried[0]
         name = next(name for name in SEARCHED if name in one.settings)
         now = {"workers": self.workers, "batch_size": self.batch_size, "threads": torch.get_num_threads()}[name]
         numbers = [number for number in numbers_of(name, usable_cores(), self.batch_size) if number != now]
-        for step in (1, -1) if tried else ():
+        for step in (1, -1):
             number = one.settings[name]
             while following := [other for other in numbers if (other - number) * step > 0]:
                 number = min(following, key=lambda other: abs(other - number))
@@ -137,11 +141,11 @@ class Search(ExitStack):
                 best = other
             if best is not tried[0]:
                 break
-        if tried and name == "workers" and now and all(other.settings[name] for other in tried):
+        if name == "workers" and now and all(other.settings[name] for other in tried):
             # Without workers nothing is handed over, which one of them still does.
             best = max(best, measure({**one.settings, name: 0}), key=_gain)
         has_threads = "threads" in best.settings or torch.get_num_threads() == 1 or cuda_used()
-        if tried and name == "workers" and not has_threads:
+        if name == "workers" and not has_threads:
             best = max(best, measure({**best.settings, "threads": 1}), key=_gain)
         for name in one.__struct_fields__:
             setattr(one, name, getattr(best, name))
@@ -160,7 +164,7 @@ class Search(ExitStack):
     ) -> bool:
         """Measure a change into its advice and return whether it gains; `settings` make it in another way."""
         began = monotonic()
-        kept = min(self.kept * self.runs * self.latest, self.seconds / 2)
+        kept = min(self.kept * self.runs * self.latest, KEPT * self.seconds)
         left = self.began + self.seconds - began - (kept if most == FEW else 0.0)
         # A trial that would not end is not begun.
         if left <= (self.latest if most == FEW else 0.0):
