@@ -59,3 +59,25 @@ def test_events_and_items_outside_are_refused() -> None:
             native.count(events, *place, WEIGHTS, pairs=10)
         array[at] = before
     native.count(events, *place, WEIGHTS, pairs=10)
+
+
+def test_rows_are_added_with_the_bits_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "SMALL", 1)
+    draw, items = torch.Generator().manual_seed(2), 50
+    lengths_I = torch.randint(0, 20, (items,), generator=draw)
+    offsets_I1 = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_I.cumsum(0)])
+    columns_W = torch.cat([torch.randperm(items, generator=draw)[:length] for length in lengths_I.tolist()]).int()
+    values_W, weights_L = torch.rand(len(columns_W), generator=draw), 0.7 ** torch.arange(4.0)
+    history_BL = torch.randint(0, items + 1, (7, 9), generator=draw)[:, :4]
+    both = [one.add_rows(offsets_I1, columns_W, values_W, history_BL, weights_L, items) for one in (native, reference)]
+    assert torch.equal(*both)
+    assert both[0].any()
+    item, wrong_W = int(history_BL[history_BL > 0][0]), columns_W.clone()
+    wrong_W[offsets_I1[item - 1] : offsets_I1[item]] = items
+    if lengths_I[item - 1]:
+        with pytest.raises(ArgumentError, match="counts of item"):
+            native.add_rows(offsets_I1, wrong_W, values_W, history_BL, weights_L, items)
+    for outside in (-1, items + 1):
+        history_BL[3, 2] = outside
+        with pytest.raises(ArgumentError, match="history_BL"):
+            native.add_rows(offsets_I1, columns_W, values_W, history_BL, weights_L, items)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...data.next_item_batches import SequenceBatch
+from ...ops.followers import add_rows
 
 MODEL, FOLLOWS, ALIKE, POPULARITY, RECENT, OWN = "model", "follows", "alike", "popularity", "recent", "own"
 EARLIER = "earlier"
@@ -46,21 +47,12 @@ class CountedRows(nn.Module):
             self.register_buffer(name, rows[name] if rows else None)
 
     def sums(self, history_BL: Tensor, items: int) -> Tensor:
-        """The sum of the rows of the last items of each history. The entries of one age meet no column twice, so that
-        a sum does not depend on the order in which a device adds."""
-        device = history_BL.device
-        sums = torch.zeros(len(history_BL) * items, device=device)
-        if self.offsets_I1 is None:
-            return sums.view(-1, items)
-        for age, items_B in enumerate(history_BL[:, :LAST].unbind(1)):
-            begins_B, ends_B = self.offsets_I1[(items_B - 1).clamp(min=0)], self.offsets_I1[items_B]
-            lengths_B = (ends_B - begins_B) * (items_B > 0)
-            shifts_B = begins_B - (lengths_B.cumsum(0) - lengths_B)
-            rows_W = torch.repeat_interleave(torch.arange(len(items_B), device=device), lengths_B)
-            entries_W = torch.arange(len(rows_W), device=device) + shifts_B[rows_W]
-            places_W = rows_W * items + self.columns_W[entries_W]
-            sums.index_add_(0, places_W, self.values_W[entries_W] * self.decay_1**age)
-        return sums.view(-1, items)
+        """The sum of the rows of the last items of each history."""
+        if self.offsets_I1 is None or not history_BL.shape[1]:
+            return torch.zeros(len(history_BL), items, device=history_BL.device)
+        last_BL = history_BL[:, :LAST]
+        weights_L = torch.cat([self.decay_1**age for age in range(last_BL.shape[1])])
+        return add_rows(self.offsets_I1, self.columns_W, self.values_W, last_BL, weights_L, items)
 
 
 class Counting(nn.Module):

@@ -65,3 +65,25 @@ int followers_count(const call *c, int64_t first, int64_t last, int32_t *columns
     free(listed);
     return failure;
 }
+
+/* The sums of the rows of the items of each history, times the weights of their places; 0 is no item. Returns the first
+ * place of an item that is outside, or whose row is, and -1 where there is none. */
+int64_t followers_add(const int64_t *offsets, const int32_t *columns, const float *values, const int64_t *history,
+                      const float *weights, int64_t length, int64_t count, int64_t entries, int64_t first, int64_t last,
+                      float *sums) {
+    for (int64_t b = first; b < last; b++) {
+        float *row = sums + b * count;
+        memset(row, 0, (size_t)count * sizeof *row);
+        for (int64_t l = 0; l < length; l++) {
+            const int64_t item = history[b * length + l];
+            if (item < 0 || item > count) return b * length + l;
+            if (!item) continue;
+            if (offsets[item - 1] < 0 || offsets[item] > entries) return b * length + l;
+            for (int64_t e = offsets[item - 1]; e < offsets[item]; e++) {
+                if ((uint64_t)columns[e] >= (uint64_t)count) return b * length + l;
+                row[columns[e]] += values[e] * weights[l];
+            }
+        }
+    }
+    return -1;
+}

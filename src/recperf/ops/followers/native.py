@@ -10,13 +10,16 @@ import ctypes
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...errors import ArgumentError
-from ..arguments import address
-from ..compile import I64, POINTER, native_library, share, usable
+from ..arguments import address, unknown_id
+from ..compile import I64, POINTER, even_cuts, native_library, share, usable
 from .reference import Floats, Followed, Longs, ranges
 
 _NO_MEMORY = 1
+SMALL = 1 << 18
+"""With fewer sums a second thread costs more than it saves."""
 _POINTERS = ("items", "after", "events", "begins", "ends", "weights", "places")
 _SIZES = ("distances", "count", "all", "followed")
 
@@ -28,7 +31,9 @@ class _Call(ctypes.Structure):
 
 
 library = native_library(
-    __file__, {"followers_count": [POINTER, I64, I64, *[POINTER] * 3]}, {"followers_count": ctypes.c_int}
+    __file__,
+    {"followers_count": [POINTER, I64, I64, *[POINTER] * 3], "followers_add": [*[POINTER] * 5, *[I64] * 5, POINTER]},
+    {"followers_count": ctypes.c_int, "followers_add": I64},
 )
 """Returns the compiled library, or the reason why it cannot be used."""
 
@@ -67,3 +72,29 @@ def count(
         raise ArgumentError("an event is outside the sequences, or its item outside the catalogue")
     rows_W, entries_W = ranges(places_R, lengths_R)
     return rows_W, columns_W[entries_W], sums_W[entries_W]
+
+
+def add_rows(
+    offsets_I1: Tensor, columns_W: Tensor, values_W: Tensor, history_BL: Tensor, weights_L: Tensor, items: int
+) -> Tensor:
+    (rows, length), entries = history_BL.shape, (len(values_W),)
+    sums_BI, history_BL, failures = torch.empty(rows, items), history_BL.contiguous(), list[int]()
+    places = (
+        address("offsets_I1", offsets_I1, torch.int64, (items + 1,)),
+        address("columns_W", columns_W, torch.int32, entries),
+        address("values_W", values_W, torch.float32, entries),
+        address("history_BL", history_BL, torch.int64, (rows, length)),
+        address("weights_L", weights_L, torch.float32, (length,)),
+    )
+    call = usable(library()).followers_add
+
+    def some(first: int, last: int) -> None:
+        failures.append(call(*places, length, items, *entries, first, last, sums_BI.data_ptr()))
+
+    share(some, even_cuts(rows, 1 if rows * items < SMALL else max(1, min(rows, torch.get_num_threads()))))
+    if (place := max(failures)) >= 0:
+        item = int(history_BL.flatten()[place])
+        if 0 <= item <= items:
+            raise ArgumentError(f"the counts of item {item} are outside the columns, which are 0 to {items - 1}")
+        raise unknown_id("history_BL", place, item, items + 1)
+    return sums_BI

@@ -1,6 +1,7 @@
 """Sums of the weights of pairs of an item and one that follows it, by sorting or in a table: defines the result.
 
-Shapes: E events, P events that others follow, R rows, D distances, W entries, I items.
+Shapes: E events, P events that others follow, R rows, D distances, W entries, I items,
+B histories, L items of one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -50,6 +53,24 @@ def count(
             counted.add(rows[follows], events.items_E[chunk[follows] + distance] - 1, weight)
     rows_W, columns_W, sums_W = counted.result()
     return rows_W, columns_W.astype(np.int32), sums_W
+
+
+def add_rows(
+    offsets_I1: Tensor, columns_W: Tensor, values_W: Tensor, history_BL: Tensor, weights_L: Tensor, items: int
+) -> Tensor:
+    """The sums of the rows of the items of each history, times the weights of their places; 0 is no item. The entries
+    of one place meet no column twice, so that a sum does not depend on the order in which a device adds."""
+    device = history_BL.device
+    sums = torch.zeros(len(history_BL) * items, device=device)
+    for items_B, weight in zip(history_BL.unbind(1), weights_L.unbind()):
+        begins_B, ends_B = offsets_I1[(items_B - 1).clamp(min=0)], offsets_I1[items_B]
+        lengths_B = (ends_B - begins_B) * (items_B > 0)
+        shifts_B = begins_B - (lengths_B.cumsum(0) - lengths_B)
+        rows_W = torch.repeat_interleave(torch.arange(len(items_B), device=device), lengths_B)
+        entries_W = torch.arange(len(rows_W), device=device) + shifts_B[rows_W]
+        places_W = rows_W * items + columns_W[entries_W]
+        sums.index_add_(0, places_W, values_W[entries_W] * weight)
+    return sums.view(-1, items)
 
 
 def ranges(begins_N: Longs, lengths_N: Longs) -> tuple[Longs, Longs]:
