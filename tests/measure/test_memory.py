@@ -99,6 +99,8 @@ def test_a_list_that_grows(kept: str, tmp_path: Path, monkeypatch: pytest.Monkey
     size = 400_000 if "torch" in kept else 2_400_000
     assert (row.line, row.bytes) == (line_of(source, "kept.append"), pytest.approx(size, rel=0.03))
     assert f"a step: train.py:{row.line}" in memory_sentence(memory)
+    if "torch" in kept:
+        assert memory.parts["other tensors of earlier steps"] == pytest.approx(2 * size, rel=0.03)
 
 
 def test_a_program_that_runs_out_of_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

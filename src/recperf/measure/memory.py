@@ -31,7 +31,8 @@ from .trace.read import grouped, summed
 
 WEIGHTS, GRADIENTS, STATE, INPUTS = "weights", "gradients", "optimizer state", "inputs"
 ACTIVATIONS, TEMPORARY, CACHES, OUTSIDE = "activations", "temporary tensors", "caches and fragments", "outside torch"
-PARTS = (WEIGHTS, GRADIENTS, STATE, ACTIVATIONS, INPUTS, TEMPORARY, CACHES, OUTSIDE)
+KEPT = "other tensors of earlier steps"
+PARTS = (WEIGHTS, GRADIENTS, STATE, ACTIVATIONS, INPUTS, TEMPORARY, KEPT, CACHES, OUTSIDE)
 LINES = 20
 GROWS = 64 << 10
 """Bytes a step from which memory of Python that grows is looked at by line."""
@@ -96,8 +97,7 @@ class MemoryWatch:
 
     def begin_step(self) -> None:
         """Begin a step; the one before has ended."""
-        if not self._step:
-            self.mark()
+        self.mark()
         self._step += 1
         self._begin, self._backward = self._now, 0
         self._peak = {device: (live, self._now) for device, live in self._live.items()}
@@ -232,6 +232,8 @@ class MemoryWatch:
     def _part(self, block: _Block, moment: int) -> str:
         if block.role:
             return block.role
+        if block.step < self._step:
+            return KEPT
         if not block.phase:
             return INPUTS
         held = block.died is None or (self._backward and block.died >= self._backward)
