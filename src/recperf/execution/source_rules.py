@@ -26,6 +26,8 @@ RULES: tuple[Callable[[Source], Iterator[Finding]], ...] = (
 )  # fmt: skip
 REMAINS = 0.02
 """Of a step, what is left of the time at a line at the end of a prediction's range. A convention."""
+ANYWHERE = ("detect_anomaly", "float64", "double", "pad_sequence", "from_numpy")
+"""Words of what acts at other lines than its own, so that a file without a noticeable line may hold it."""
 SMALL = 0.01
 """A line that takes a smaller share of the step stays as it is."""
 SAME = {"reports": "reports", "float64": "precision", "unique": "duplicates"}
@@ -38,7 +40,10 @@ def advise_on_sources(report: Report, files: Iterable[Path]) -> None:
     for file in files:
         with suppress(OSError, UnicodeDecodeError, SyntaxError, RecursionError):
             with file.open(encoding="utf-8", newline="") as stream:
-                source = Source(stream.read(), str(file))
+                text = stream.read()
+            if not (any(_is_in(one, str(file)) for one in report.places) or any(word in text for word in ANYWHERE)):
+                continue
+            source = Source(text, str(file))
             times = _Times(report, source)
             for rule in RULES:
                 for finding in rule(source):
@@ -48,7 +53,9 @@ def advise_on_sources(report: Report, files: Iterable[Path]) -> None:
     advice = [one for rows in findings.values() if (one := _advice(rows, report)) is not None]
     replaced = {SAME.get(one.name) for one in advice if one.settings}
     others = [one for one in report.advice or [] if one.name not in replaced]
-    report.advice = sorted([*advice, *others], key=lambda one: -(one.predicted_gain or 0.0))
+    # What its lines do not tell may be worth the most.
+    unknown = {name for name, rows in findings.items() if any(row[0].always and row[0].edits for row in rows)}
+    report.advice = sorted([*advice, *others], key=lambda one: (one.name not in unknown, -(one.predicted_gain or 0.0)))
 
 
 def _advice(rows: list[tuple[Finding, float, Place]], report: Report) -> Advice | None:
@@ -64,7 +71,7 @@ def _advice(rows: list[tuple[Finding, float, Place]], report: Report) -> Advice 
     where = f", first at {place_text(place)}" if len(possible) > 1 else f": {place_text(place)}"
     cost = f", {share:.0%} of the step" if share >= SMALL else ""
     advice = Advice(finding.name, f"{finding.seen}{where}{cost}.", finding.change, changes=finding.changes)
-    if share >= SMALL:
+    if share >= SMALL and not finding.always:
         advice.predicted_gain = 1 / (1 - share * (1 - REMAINS))
         advice.predicted_range = [1 / (1 - share / 2), 1 / (1 - share * (1 - REMAINS))]
     if finding.edits:
@@ -77,18 +84,18 @@ def _advice(rows: list[tuple[Finding, float, Place]], report: Report) -> Advice 
     return advice
 
 
+def _is_in(place: PlaceTime, file: str) -> bool:
+    return file == place.file or file.endswith(f"/{place.file.removeprefix('…/')}")
+
+
 class _Times:
     """What the lines of a file take of a step."""
 
     def __init__(self, report: Report, source: Source) -> None:
         self.source = source
-        self.file = source.path
-        self.places = [one for one in report.places if self._is_here(one)]
+        self.places = [one for one in report.places if _is_in(one, source.path)]
         self.operators = report.operators
         self.whole = sum(report.waits.values()) + sum(row.ms for row in report.operators)
-
-    def _is_here(self, place: PlaceTime) -> bool:
-        return self.file == place.file or self.file.endswith(f"/{place.file.removeprefix('…/')}")
 
     def of(self, finding: Finding) -> float:
         """The share of the step of the lines of a finding, with those of the functions that they call."""
@@ -119,7 +126,7 @@ class _Times:
             return Place(most.function, most.file, most.line)
         line = min((edit.begin for edit in finding.edits), default=0)
         number = min(lines, default=self.source.text.count("\n", 0, line) + 1)
-        return Place("<module>", Path(self.file).name, number)
+        return Place("<module>", Path(self.source.path).name, number)
 
 
 def sources_of(settings: Mapping[str, Any]) -> dict[str, str]:

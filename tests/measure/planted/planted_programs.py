@@ -215,7 +215,11 @@ planted(
         model(batch).backward()
         optimizer.step()
     """,
-    "pad_sequence", {"in lengths.tolist()": "in sorted(lengths.tolist())", "shuffle=True": "shuffle=False"},
+    "pad_sequence",
+    {"loader = DataLoader(rows, batch_size=16, shuffle=True,":
+     "order = sorted(range(len(rows)), key=lambda row: len(rows[row]))\n"
+     "parts = [order[at : at + 16] for at in range(0, len(order), 16)]\n"
+     "loader = DataLoader(rows, batch_sampler=[parts[at] for at in torch.randperm(len(parts)).tolist()],"},
     "cache", "compute", "bandwidth", "operator", same=False,
 )  # fmt: skip
 planted(
