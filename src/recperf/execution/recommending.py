@@ -20,8 +20,8 @@ from ..stop import poll
 from ..train.ranking import list_quality, rank_scores
 from .serving import TrainedModel, free_name
 
-PAIRS = 1 << 19
-"""Pairs of user and item that are scored at a time."""
+PAIRS, FEWEST = 1 << 19, 8
+"""Pairs of user and item that are scored at a time, and users, where there are so many items that these are more."""
 
 
 def require_recommender(model: TrainedModel) -> tuple[Ids, Ids]:
@@ -111,7 +111,7 @@ def recommend(
     exclude_seen = served.excludes_seen if exclude_seen is None else exclude_seen
     titles = None if served.titles is None else arrow.array(served.titles, arrow.string())
     k, meeting = min(k, len(items)), model.meeting
-    step = 1 if served.pass_per_item else max(1, PAIRS // max(1, len(items)))
+    step = 1 if served.pass_per_item else max(FEWEST, PAIRS // max(1, len(items)))
     for first in range(0, len(requests), step):
         poll()
         chunk = slice(first, first + step)
