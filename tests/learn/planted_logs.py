@@ -183,26 +183,25 @@ def sequences(
 
 
 class Stepped:
-    """An optimizer, with something done around each step."""
+    """An optimizer that gets no gradient of some parameters."""
 
     def __init__(self, optimizer: Any, parts: tuple[str, ...], trial: Any) -> None:
-        self._inner, weights = optimizer, trial.state()["model"]
+        self._inner, weights = optimizer, dict(trial.model.named_parameters())
         self._frozen = [tensor for name, tensor in weights.items() if name.startswith(parts)]
         assert self._frozen, (parts, list(weights))
 
     def step(self, rate: Any) -> None:
-        before = [tensor.clone() for tensor in self._frozen]
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
         self._inner.step(rate)
-        with torch.no_grad():
-            for tensor, value in zip(self._frozen, before):
-                tensor.copy_(value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
 
 def frozen(*parts: str) -> Callable[[Any], None]:
-    """Tensors whose names begin so keep their initial values, as where no optimizer has them."""
+    """Parameters whose names begin so get no gradient: they keep their values, or decay."""
 
     def flaw(trial: Any) -> None:
         trial.recipe = replace(trial.recipe, optimizer=Stepped(trial.recipe.optimizer, parts, trial))

@@ -11,7 +11,9 @@ from recperf.learn.movement import ROWS, moved, sampled
 def test_a_frozen_part_and_one_that_only_decayed_did_not_move() -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(6, 5) for name in ("learns", "frozen", "decayed")})
-    start = sampled(model, [], model.state_dict())
+    # A checkpoint may have averages in place of the weights.
+    averages = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    start = sampled(model, [], averages)
     with torch.no_grad():
         model["learns"].weight += 0.1 * torch.randn(5, 6)
         for _ in range(500):

@@ -37,17 +37,18 @@ class Sampled:
 
 
 def sampled(model: Any, tables: Sequence[tuple[str, int]], state: Mapping[str, Any]) -> list[Sampled]:
-    """The trainable tensors of a model, or of an object around one, at this moment. Tables that are stacked in one
-    tensor are parts of their own; those whose rows lie outside the device are left out."""
+    """The trainable tensors of a model, or of an object around one, at this moment. Of its state, which may have
+    averages in their place, only tables that are no parameters are read. Tables that are stacked in one tensor are
+    parts of their own; those whose rows lie outside the device are left out."""
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    trained = {one.data_ptr() for one in module.parameters() if one.requires_grad} if module is not None else set()
+    trained = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
     rows = sum(count for _, count in tables)
     parts = []
-    for name, tensor in state.items():
+    for name, tensor in {**state, **trained}.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.numel():
             continue
-        stacked = tensor.dim() == 2 and len(tensor) == rows and tables
-        if not stacked and tensor.data_ptr() not in trained:
+        stacked = tensor.dim() == 2 and len(tensor) == rows and bool(tables)
+        if (name in trained and not trained[name].requires_grad) or (name not in trained and not stacked):
             continue
         if stacked and len(tables) > 1:
             parts += list(_tables(name, tensor, tables))
