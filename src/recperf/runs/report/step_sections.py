@@ -28,6 +28,8 @@ from .svg import family
 TOP = 12
 """Rows of a long table that are always visible."""
 PLACES = 3
+FILLED = 0.5
+"""Share of the memory that is there from which a terminal says what fills it."""
 ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
 
 
@@ -114,7 +116,8 @@ def report_of_step(
         )
         for index, row in enumerate(step.places[:PLACES])
     ]
-    facts += [("" if index else "memory", memory_sentence(one)) for index, one in enumerate(step.memory)]
+    scarce = [one for one in step.memory if one.growth or one.peak_bytes > FILLED * one.capacity_bytes]
+    facts += [("" if index else "memory", memory_sentence(one)) for index, one in enumerate(scarce)]
     facts += [*advice_facts(advice), *([(unseen[0], "; ".join(unseen[1]))] if unseen[1] else [])]
     return Report(
         key=key,
