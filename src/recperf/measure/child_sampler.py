@@ -119,7 +119,8 @@ class _Sampler:
         self._work, self._fetch, self._earliest, self._queued = 0, 0, SWITCH_NS, 0
         self._active = Lock()
         self._active.acquire()
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_NS / 1e9))
+        self._switch = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch, SWITCH_NS / 1e9))
         self._thread = Thread(target=self._run, daemon=True, name="recperf sampler")
         self._thread.start()
 
@@ -141,6 +142,7 @@ class _Sampler:
                 self._write()
                 written = monotonic()
             due = max(perf_counter_ns() + LEAST_NS, began + round(thread_time_ns() / COST))
+        sys.setswitchinterval(self._switch)
         self._write()
 
     def _write(self) -> None:
