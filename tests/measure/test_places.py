@@ -18,6 +18,7 @@ import recperf
 from recperf.execution.script import Program, profile_program
 from recperf.measure import trace_evidence
 from recperf.measure.intervals import of_samples, of_steps, wilson
+from recperf.measure.peaks.other_work import DISTURBED
 from recperf.measure.place_shares import Timed, by_step, folded, shares_of
 from recperf.measure.places import LIBRARY, USER, Frame, place_in, place_text, surrounding
 from recperf.measure.records import Place
@@ -254,6 +255,8 @@ def test_repeats_of_a_short_program_agree_within_their_intervals(tmp_path: Path)
     right, profiles = Counter[str](), []
     for _ in range(3):
         profile = profiled(tmp_path / "train.py", REPEATED.replace("FILE", repr(str(tmp_path / "truth"))))
+        if (profile.other_work or 0.0) > DISTURBED:
+            pytest.skip("other work has the cores: such a step is not judged")
         assert profile.steps.traced >= 4
         truth = dict(zip(("metric", "log"), map(float, (tmp_path / "truth").read_text().split()), strict=True))
         rows = {row.function: row for row in reversed(profile.places) if row.function in truth}
@@ -310,7 +313,9 @@ if __name__ == "__main__":
 def test_the_line_of_a_slow_worker(tmp_path: Path) -> None:
     profile = profiled(tmp_path / "train.py", WORKERS)
     largest = profile.places[0]
-    assert (largest.limit, largest.function, largest.line) == ("input", "parse", line_of(WORKERS, "PARSE"))
+    assert (largest.limit, largest.function) == ("input", "parse")
+    # A thread that gives the interpreter away at the end of a loop is one line further.
+    assert line_of(WORKERS, "PARSE") <= largest.line <= line_of(WORKERS, "PARSE") + 1
     assert largest.low < largest.share < largest.high <= 1
     workers, other = sorted(profile.children, key=lambda one: one.what)
     assert (workers.what, workers.processes, other.what) == ("DataLoader workers", 1, "serve")

@@ -77,6 +77,9 @@ def place_rows(operators: list[DividedOperator], shares: dict[str, float], seen:
         return []
     # What a trace adds to a step is not divided as the step is; half of it may be taken from either side.
     slowed = min(0.5, abs(1 - seen.scale) / 2) if seen.scale else 0.0
+    if seen.scale and seen.step_ms.p50:
+        # Few steps are traced: they may be as unlike the others as these are among themselves.
+        slowed = hypot(slowed, (seen.step_ms.p80 - seen.step_ms.p20) / 2 / seen.step_ms.p50)
     times: defaultdict[tuple[Place, str], _Share] = defaultdict(lambda: _Share(0.0, 0.0, 0.0))
     samples: Counter[tuple[Place, str]] = Counter()
     placed = ((row, limit, ms) for row in operators if row.place for limit, ms in row.limits.items())
