@@ -310,12 +310,12 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
 @pytest.fixture(autouse=True)
 def a_moment(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder, ceilings of a moment, and short profiles."""
-    from recperf.measure import observing
+    from recperf.measure import schedule
 
     monkeypatch.chdir(tmp_path)
     tiny_ceilings(monkeypatch)
     shutil.copytree(small_run.parent / "machines", Path(os.environ["RECPERF_HOME"], "machines"))
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.01)
 
 
 def rule(table: dict[str, str], command: Command) -> str | None:

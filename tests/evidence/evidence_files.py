@@ -23,7 +23,8 @@ from recperf.measure.advice_rules import explain
 from recperf.measure.ceilings import ceilings_of
 from recperf.measure.peaks.records import Peaks
 from recperf.measure.places import place_text
-from recperf.measure.records import Experiment, Explanation, Observed, Place, ProgramFacts
+from recperf.measure.program_records import ProgramFacts
+from recperf.measure.records import Experiment, Explanation, Observed, Place
 
 HERE = Path(__file__).parent
 PEAKS, ANSWERS = "peaks-", "answers.json"

@@ -62,7 +62,8 @@ from recperf.measure.ceilings import measured_beside
 from recperf.measure.limits import NOT_JUDGED
 from recperf.measure.peaks.other_work import DISTURBED
 from recperf.measure.peaks.records import Peaks
-from recperf.measure.records import Experiment, Observed, ProgramFacts
+from recperf.measure.program_records import ProgramFacts
+from recperf.measure.records import Experiment, Observed
 
 Evidence = tuple[Observed, ProgramFacts, list[Experiment]]
 LONGEST = 300

@@ -31,7 +31,7 @@ from evidence_files import (
 
 import recperf
 from recperf.execution.script import Program
-from recperf.measure import attribution, observing
+from recperf.measure import attribution, schedule
 from recperf.measure.records import Place, PlaceShare
 
 RIGHT = {"limit": 0.95, "confidence": 1.0, "place": 0.8, "advice": 0.8}
@@ -159,7 +159,7 @@ def test_changes() -> None:
 def ready(cases: list[Case], monkeypatch: pytest.MonkeyPatch, quiet: None) -> None:
     """Few steps, and the ceilings of a recorded machine."""
     peaks = next(case.peaks for case in cases if case.recorded.observed.device == "cpu")
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.05)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.05)
     monkeypatch.setattr("recperf.measure.peaks.require", lambda threads, say: peaks)
     monkeypatch.setattr(record, "measured_beside", lambda *figures: 0.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 import recperf
 from recperf.execution import step_profile
-from recperf.measure import observing
+from recperf.measure import schedule
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text(encoding="utf-8")
 
@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.01)
     monkeypatch.setattr(step_profile.machine_peaks, "require", lambda threads, say: None)
     monkeypatch.setattr(step_profile, "run_experiments", lambda *arguments, **options: [])
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import recperf
 from recperf.errors import UsageError
-from recperf.measure import experiments, observing, saved_state
+from recperf.measure import experiments, saved_state, schedule
 from recperf.measure.experiments import HOT_ROWS, _HotIds
 from recperf.measure.saved_state import SavedState
 
@@ -29,7 +29,7 @@ DRAWN = (Phase.explicit, Phase.generate)
 def short() -> Iterator[None]:
     """Few steps, every experiment in one turn, and no measuring of the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(observing, "PLAIN_SECONDS", 0.01)
+        patch.setattr(schedule, "PLAIN_SECONDS", 0.01)
         patch.setattr(experiments, "TURNS", 1)
         patch.setattr("recperf.execution.step_profile.machine_peaks.require", lambda threads, say: None)
         patch.setattr("recperf.execution.step_profile.run_experiments", every_experiment)

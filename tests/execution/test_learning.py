@@ -23,7 +23,7 @@ import recperf
 from recperf.cli import main
 from recperf.errors import UsageError
 from recperf.execution import learning
-from recperf.measure import observing
+from recperf.measure import schedule
 from recperf.measure.learning_records import HIGH, Finding, LearningReport
 from recperf.runs.report.blocks import render
 from recperf.runs.report.profiles import report_of
@@ -792,7 +792,7 @@ def test_a_first_loss_that_is_not_finite_is_named_in_a_program() -> None:
 def test_a_program_that_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
     arguments = ["--no-peaks", "--no-report", "--no-try", "--run-dir"]

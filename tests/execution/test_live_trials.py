@@ -14,7 +14,7 @@ import recperf
 from recperf.execution import live_trials
 from recperf.execution.live_trials import LiveStep, LiveTrials
 from recperf.execution.trial_search import NotTried
-from recperf.measure import observing
+from recperf.measure import schedule
 
 
 class Training:
@@ -42,7 +42,7 @@ class Training:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.02)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.02)
     monkeypatch.setattr(live_trials, "TURN_S", 0.01)
     monkeypatch.setattr(live_trials, "usable_cores", lambda: 2)
     monkeypatch.setattr("recperf.execution.trial_search.usable_cores", lambda: 2)

@@ -17,7 +17,7 @@ from recperf.cli import main
 from recperf.errors import UsageError
 from recperf.execution.program_hooks import Cycle
 from recperf.execution.script import Program, ScriptOutcome, profile_program
-from recperf.measure import observing
+from recperf.measure import schedule
 from recperf.measure.records import ObservedSteps
 from recperf.runs.step_report import Report
 
@@ -46,14 +46,14 @@ Profile = Callable[..., ScriptOutcome]
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.01)
 
 
 @pytest.fixture
 def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     """Profile a program; the class of the optimizer is restored afterwards."""
     # These programs are too short for the samples that places want.
-    monkeypatch.setattr(observing, "SAMPLES", 0)
+    monkeypatch.setattr(schedule, "SAMPLES", 0)
 
     def call(loop: str, *arguments: str, **options: Any) -> ScriptOutcome:
         script = tmp_path / "train.py"

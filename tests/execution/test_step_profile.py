@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import recperf
 from recperf.errors import DataError, UsageError
-from recperf.measure import observing
+from recperf.measure import schedule
 from recperf.measure.attribution import divided_ms
 from recperf.measure.clocks import TRACED
 
@@ -23,7 +23,7 @@ from recperf.measure.clocks import TRACED
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few steps, and no measuring of the machine."""
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.02)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.02)
     monkeypatch.setattr("recperf.execution.step_profile.machine_peaks.require", lambda threads, say: None)
     threads = torch.get_num_threads()
     yield
@@ -113,7 +113,7 @@ def test_a_loop_that_stays_as_it_is() -> None:
                 break
     assert profiler.report.steps.seen == 41
     # One where the loop mostly waited for its input, as it may beside other work.
-    assert profiler.report.steps.traced in (observing.FEW_TRACED, TRACED)
+    assert profiler.report.steps.traced in (schedule.FEW_TRACED, TRACED)
     with pytest.raises(UsageError):
         _ = recperf.Profiler().report
 
@@ -151,7 +151,7 @@ def test_an_iterator_of_few_batches_is_enough(count: int) -> None:
 
 def test_a_list_of_batches_starts_again() -> None:
     report = recperf.profile(lambda batch: batch + 1, [torch.ones(2)] * 3, confirm=False)
-    assert report.steps.counted == observing.COUNTED
+    assert report.steps.counted == schedule.COUNTED
 
 
 def test_an_error_in_the_step_is_passed_on() -> None:
@@ -211,5 +211,5 @@ def test_the_light_mode_traces_little_and_says_what_it_costs() -> None:
             x + x
             profiler.step()
         assert profiler.done
-    assert profiler.report.steps.traced == observing.FEW_TRACED
+    assert profiler.report.steps.traced == schedule.FEW_TRACED
     assert "Timing costs" in profiler.report.text(verbose=True)

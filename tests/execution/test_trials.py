@@ -24,9 +24,10 @@ from recperf.execution.script_experiments import confirm
 from recperf.execution.step_profile import Evidence
 from recperf.execution.trial_search import ALL, Compared, NotTried, interval
 from recperf.execution.trials import Run, Trials
-from recperf.measure import advice_rules, observing
+from recperf.measure import advice_rules, schedule
 from recperf.measure.ceilings import Ceilings
-from recperf.measure.records import Advice, LoaderFacts, Observed, Operator, Percentiles, ProgramFacts
+from recperf.measure.program_records import LoaderFacts, ProgramFacts
+from recperf.measure.records import Advice, Observed, Operator, Percentiles
 
 LOOP = """
 import sys, time, torch
@@ -62,7 +63,7 @@ def program(tmp_path: Path, inside: str = "", before: str = "", after: str = "")
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every profile is short and advises one thread."""
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.01)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.01)
     monkeypatch.setattr(advice_rules, "RULES", (lambda evidence: replace(ADVICE),))
     monkeypatch.setattr(source_rules, "RULES", ())
     monkeypatch.setattr(sys, "stdin", StringIO("input"))

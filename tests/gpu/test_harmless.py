@@ -15,7 +15,7 @@ import torch
 from harmless_cases import HOT, Case, cases, every_experiment, profiled_like_plain
 from hypothesis import Phase, given, settings
 
-from recperf.measure import experiments, observing
+from recperf.measure import experiments, schedule
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def short() -> Iterator[None]:
     """Few steps, every experiment in one turn, no measuring of the machine, and sums in a fixed order."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(observing, "PLAIN_SECONDS", 0.01)
+        patch.setattr(schedule, "PLAIN_SECONDS", 0.01)
         patch.setattr(experiments, "TURNS", 1)
         patch.setattr("recperf.execution.step_profile.machine_peaks.require", lambda threads, say: None)
         patch.setattr("recperf.execution.step_profile.run_experiments", every_experiment)

@@ -8,7 +8,7 @@ from torch import nn
 
 import recperf
 from recperf.execution import live_trials
-from recperf.measure import observing
+from recperf.measure import schedule
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -34,7 +34,7 @@ def trained(steps: int | None) -> tuple[list[torch.Tensor], recperf.Report | Non
 
 
 def test_a_graph_is_tried_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "PLAIN_SECONDS", 0.05)
+    monkeypatch.setattr(schedule, "PLAIN_SECONDS", 0.05)
     monkeypatch.setattr(live_trials, "TURN_S", 0.02)
     monkeypatch.setattr("recperf.execution.step_profile.machine_peaks.require", lambda threads, say: None)
     weights, report = trained(None)

@@ -15,20 +15,9 @@ from recperf.measure import program_facts
 from recperf.measure.advice import AdviceFacts
 from recperf.measure.attribution import classify
 from recperf.measure.ceilings import Ceilings
+from recperf.measure.program_records import EmbeddingFacts, LoaderFacts, OptimizerFacts, ProgramFacts
 from recperf.measure.random_rows import random_rows
-from recperf.measure.records import (
-    Advice,
-    DividedOperator,
-    EmbeddingFacts,
-    LoaderFacts,
-    Observed,
-    Operator,
-    OptimizerFacts,
-    Percentiles,
-    Place,
-    PlaceShare,
-    ProgramFacts,
-)
+from recperf.measure.records import Advice, DividedOperator, Observed, Operator, Percentiles, Place, PlaceShare
 
 CEILINGS = Ceilings(
     device="cpu", threads=2, flops={"float64": 5e10, "float32": 1e11, "bfloat16": 5e10}, stream=20e9,

@@ -9,7 +9,8 @@ import pytest
 from example_steps import CPU, GPU, HOST, after, facts_of, row
 
 from recperf.measure import advice as rules
-from recperf.measure.records import Advice, DividedOperator, LoaderFacts, Place, PlaceShare, ProgramFacts
+from recperf.measure.program_records import LoaderFacts, ProgramFacts
+from recperf.measure.records import Advice, DividedOperator, Place, PlaceShare
 
 
 def test_the_time_of_limits() -> None:

@@ -17,6 +17,7 @@ from recperf.measure.operators import CallWork
 from recperf.measure.profile_records import Transfer
 from recperf.measure.records import Observed, Operator, Percentiles
 from recperf.measure.rows import part_rows
+from recperf.measure.schedule import Schedule
 from recperf.measure.stack_sampler import SampledTime
 from recperf.measure.timeline import StepTimes
 from recperf.measure.trace.analyse import steps_of
@@ -437,7 +438,8 @@ def test_what_timing_a_step_costs(light: bool, state: str, monkeypatch: pytest.M
 
     class Probe:
         def __init__(self, cache_sizes: Any) -> None:
-            self.cuda, self.most_plain, self.state, self.steps, self.closed = True, 1, "", 0, False
+            self.cuda, self.state, self.steps, self.closed = True, "", 0, False
+            self.schedule = Schedule(most_plain=1)
             self.clock = SimpleNamespace(close=lambda: setattr(self, "closed", True))
             probes.append(self)
 
@@ -454,4 +456,4 @@ def test_what_timing_a_step_costs(light: bool, state: str, monkeypatch: pytest.M
     assert evidence.timing_ns(observer(light=light)) == 10.0
     (probe,) = probes
     assert (probe.state, probe.cuda, probe.steps, probe.closed) == (state, False, 200, True)
-    assert probe.most_plain > 10**6
+    assert probe.schedule.most_plain > 10**6

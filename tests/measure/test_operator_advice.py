@@ -12,15 +12,8 @@ from msgspec.structs import replace as changed
 from recperf.measure import advice_rules as rules
 from recperf.measure.attribution import attribute
 from recperf.measure.limits import decide
-from recperf.measure.records import (
-    Advice,
-    DividedOperator,
-    EmbeddingFacts,
-    Operator,
-    OptimizerFacts,
-    Percentiles,
-    ProgramFacts,
-)
+from recperf.measure.program_records import EmbeddingFacts, OptimizerFacts, ProgramFacts
+from recperf.measure.records import Advice, DividedOperator, Operator, Percentiles
 
 ADAGRAD = OptimizerFacts(
     "Adagrad", "fused", plain=True, parameters=4, elements=400_000, tables=[[10_000, 16], [10_000, 16], [9, 9]]

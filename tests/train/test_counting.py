@@ -16,7 +16,8 @@ from recperf.data.next_item_batches import EventsOnDevice, SequenceBatch, histor
 from recperf.models.next_item.counting import SMALLEST, Counting
 from recperf.train import counting as fitting
 from recperf.train.counting import COUNTS, FACT_PULL, PULL, Candidates, counted, fit, take_over
-from recperf.train.next_item import ItemToItem, RecentPopularity, Scorer, baselines, rank
+from recperf.train.item_rules import ItemToItem, RecentPopularity, baselines
+from recperf.train.next_item import Scorer, rank
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,8 @@ from test_linear_items import planted
 from recperf.data.next_item import NextItemData
 from recperf.train import factor_items
 from recperf.train.factor_items import ALL_ITEMS, ItemFactors, Members, _pairs, conjugate_gradients, factor_baseline
-from recperf.train.next_item import popularity, rank
+from recperf.train.item_rules import popularity
+from recperf.train.next_item import rank
 
 
 def taken_by(data: NextItemData) -> np.ndarray[Any, Any]:

@@ -14,17 +14,9 @@ import torch
 from next_item_logs import SEQUENCES, data_of
 
 from recperf.data.next_item import NextItemData, Targets
-from recperf.train import next_item
-from recperf.train.next_item import (
-    DAMPINGS,
-    DECAYS,
-    RecentPopularity,
-    baselines,
-    following,
-    neighbours,
-    rank,
-    seen_by_default,
-)
+from recperf.train import item_rules, next_item
+from recperf.train.item_rules import DAMPINGS, DECAYS, RecentPopularity, baselines, following, neighbours
+from recperf.train.next_item import rank, seen_by_default
 
 
 def drawn_data(users: int, items: int, longest: int, seed: int = 0) -> tuple[NextItemData, list[list[int]]]:
@@ -62,8 +54,8 @@ def counted_following(
 @pytest.mark.parametrize("entries", [1 << 22, 1, 5])
 def test_items_that_follow_are_counted_ten_places_far(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many entries are added up at a time."""
-    assert (next_item.LAST, DECAYS, DAMPINGS) == (10, (0.5, 0.7, 0.85), (0.0, 0.5, 1.0))
-    monkeypatch.setattr(next_item, "ENTRIES", entries)
+    assert (item_rules.LAST, DECAYS, DAMPINGS) == (10, (0.5, 0.7, 0.85), (0.0, 0.5, 1.0))
+    monkeypatch.setattr(item_rules, "ENTRIES", entries)
     data, sequences = drawn_data(7, 6, 18)
     for decay in (0.5, 0.85):
         for damping, counted in zip((0.0, 0.5, 1.0), following(data, decay)):
@@ -84,13 +76,13 @@ def test_each_item_has_the_hundred_most_similar_ones() -> None:
     assert last[118] == pytest.approx(2 / math.sqrt(2 * 3))
     assert last[0] == pytest.approx(1 / math.sqrt(3))
     assert (np.count_nonzero(last), rows.items) == (100, 120)
-    assert (alike.decay, next_item.NEIGHBOURS) == (0.5, 100)
+    assert (alike.decay, item_rules.NEIGHBOURS) == (0.5, 100)
 
 
 @pytest.mark.parametrize(("most", "last"), [(700, 25), (784, 28), (783, 25), (0, 1), (1, 1), (4, 2), (3, 1)])
 def test_of_long_histories_the_latest_items_count(most: int, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 items: an eighth fewer at a time, 28, 25, 22, until their pairs are few enough."""
-    monkeypatch.setattr(next_item, "MOST_PAIRS", most)
+    monkeypatch.setattr(item_rules, "MOST_PAIRS", most)
     alike = neighbours(data_of([[*range(1, 33), 1, 1]]))
     scores = alike(Targets(np.zeros(1, np.int64), np.array([32]))).numpy()[0]
     # Each of the last ten items, 23 to 32, that counts has the others that count beside it.
@@ -149,10 +141,10 @@ def test_items_are_taken_again_where_more_than_a_twentieth_of_the_events_repeat(
 
 
 def test_settings_are_compared_on_some_validation_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert next_item.COMPARED == 1000
+    assert item_rules.COMPARED == 1000
     data = data_of([[1, 2, 3, 4, 1 + user % 5] for user in range(7)])
     for most, expected in ((2, [0, 4]), (3, [0, 3, 6]), (7, list(range(7))), (6, [0, 2, 4, 6]), (100, list(range(7)))):
-        monkeypatch.setattr(next_item, "COMPARED", most)
+        monkeypatch.setattr(item_rules, "COMPARED", most)
         asked: list[int] = []
 
         def bad(targets: Targets, asked: list[int] = asked) -> torch.Tensor:
@@ -162,8 +154,8 @@ def test_settings_are_compared_on_some_validation_targets(monkeypatch: pytest.Mo
         def good(targets: Targets) -> torch.Tensor:
             return torch.tensor([1.0, 1, 1, 2, 0]).expand(len(targets), -1)
 
-        assert next_item.best(data, [bad, good]) is good
-        assert next_item.best(data, [good, bad]) is good
+        assert item_rules.best(data, [bad, good]) is good
+        assert item_rules.best(data, [good, bad]) is good
         assert asked == 2 * expected
 
 

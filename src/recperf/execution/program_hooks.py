@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UsageError
-from ..measure.observing import ENDLESS
 from ..measure.program_facts import loader_facts, tensors_in
-from ..measure.records import LoaderFacts
+from ..measure.program_records import LoaderFacts
+from ..measure.schedule import ENDLESS
 from .step_profile import Profiler, length, prefetched
 
 RARE = 8
@@ -287,7 +287,7 @@ class Hooks(ExitStack):
     def _expect(self) -> None:
         """Tell the observer how many steps there will be and how many batches may be ready."""
         observer = self.profiler.observer
-        observer.expected = None
+        observer.schedule.expected = None
         loader = max(self._loaders.values(), key=lambda loader: loader.steps, default=None)
         if loader is None or not loader.steps:
             return
@@ -296,9 +296,9 @@ class Hooks(ExitStack):
         per_step = loader.batches / loader.steps
         observer.buffered = min(MOST_BUFFERED, round(loader.prefetched / per_step))
         if loader.length is not None:
-            observer.expected = int(loader.length / per_step)
+            observer.schedule.expected = int(loader.length / per_step)
         elif loader.workers:
-            observer.expected = ENDLESS
+            observer.schedule.expected = ENDLESS
 
     def _is_worker(self) -> bool:
         return os.getpid() != self._process

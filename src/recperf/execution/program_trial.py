@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..measure.clocks import cuda_used
-from ..measure.observing import ENDLESS
+from ..measure.schedule import ENDLESS, Schedule
 from ..stop import end_with_parent
 from .program_changes import changed
 from .program_hooks import patched
@@ -55,7 +55,7 @@ class Pace(Profiler):
         super().__init__(quiet=True, peaks=False)
         self._ask, self._compiles = ask, bool(request["settings"].get("compile"))
         self.model: torch.nn.Module | None = None
-        self.expected: int | None = None
+        self.schedule = Schedule(expected=None)
         self.buffered = 0
         self.seen, self.until, self._began = 0, int(request["warm_ups"]), 0
         self.losses: list[float] = []
@@ -93,7 +93,8 @@ class Pace(Profiler):
         if self.state == "warm" and self._compiles:
             raise SystemExit("the model that would be compiled was not found")
         self.state = "turns"
-        steps = self.expected if self.expected is not None and self.expected < ENDLESS else 0
+        expected = self.schedule.expected
+        steps = expected if expected is not None and expected < ENDLESS else 0
         self.until += self._ask({"ns": ns, "losses": self.losses, "steps": steps, "buffered": self.buffered})
         self._began = perf_counter_ns()
 

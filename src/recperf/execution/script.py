@@ -162,7 +162,7 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Scrip
     report.notes += hooks.notes()
     report.learning = outcome.learning
     own = report.own_cpu_s
-    beside = max(1e-9, outcome.cpu_s - profiler.observer.traced_cpu_ns / 1e9)
+    beside = max(1e-9, outcome.cpu_s - profiler.observer.cost.ns / 1e9)
     report.notes.append(
         f"profiling took {own:.1f} s of CPU time, {own / beside:.0%} of the {beside:.1f} s that the program used"
     )

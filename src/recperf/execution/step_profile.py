@@ -34,12 +34,14 @@ from ..measure.child_sampler import ChildSamplers, Sampled, add_children, childr
 from ..measure.clocks import Counts
 from ..measure.evidence import observed as observed_by
 from ..measure.experiments import confirm as run_experiments
-from ..measure.observing import SHORT, Observer
+from ..measure.observing import Observer
 from ..measure.peaks.records import Peaks
 from ..measure.profile import build_profile
 from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
-from ..measure.records import Attribution, Experiment, Observed, ProgramFacts
+from ..measure.program_records import ProgramFacts
+from ..measure.records import Attribution, Experiment, Observed
 from ..measure.saved_state import SavedState
+from ..measure.schedule import SHORT
 from ..runs.step_report import Report
 from . import live_trials
 from .live_trials import LiveStep
@@ -110,7 +112,7 @@ class Profiler:
         if self.watch is not None:
             watch = self.watch
             self._observer.optimizers = lambda: watch.stepped
-        self._observer.goes_on = not (self._light or self._driven)
+        self._observer.schedule.goes_on = not (self._light or self._driven)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -135,9 +137,9 @@ class Profiler:
         if self.observer.state == "warm":
             self.observer.buffered = prefetched(batches)
             if not self._driven:
-                self.observer.expected = length(batches)
+                self.observer.schedule.expected = length(batches)
             elif isinstance(batches, Iterator):
-                self.observer.expected = SHORT
+                self.observer.schedule.expected = SHORT
         iterator, is_first = iter(batches), True
         while True:
             with self.waiting_for_input():
@@ -186,7 +188,7 @@ class Profiler:
         experiments = self._experiment(attribute(observed, ceilings), observed) if self._experiment else []
         profile = build_profile(observed, ceilings, self._facts(observed.threads), experiments, machine_facts())
         profile.steps_trained = self.observer.seen - self._undone
-        profile.own_cpu_s = process_time() - cpu + self.observer.traced_cpu_ns / 1e9
+        profile.own_cpu_s = process_time() - cpu + self.observer.cost.ns / 1e9
         return Report.of(profile)
 
     def _facts(self, threads: int) -> ProgramFacts:
@@ -368,7 +370,7 @@ def _endless(profiler: Profiler, batches: Iterable[Any] | None, repeated: _Repea
     with observer.paused():
         problem = repeated.save(kept)
     observer.notes.append(note + (f" and could not be undone: {problem}" if problem else ""))
-    observer.expected = count
+    observer.schedule.expected = count
     for batch in cycle(kept):
         if observer.traced_enough:
             break

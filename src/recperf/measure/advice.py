@@ -24,7 +24,8 @@ from .limit_kinds import Evidence, limits_by
 from .peaks.other_work import DISTURBED
 from .places import place_text
 from .program_facts import optimizer_of
-from .records import Advice, DividedOperator, Observed, Place, ProgramFacts
+from .program_records import ProgramFacts
+from .records import Advice, DividedOperator, Observed, Place
 
 NOTICEABLE = 0.05
 """A change that saves a smaller share of the step is not mentioned."""

@@ -21,7 +21,8 @@ from .ceilings import Ceilings
 from .limits import decide
 from .place_shares import place_rows
 from .program_facts import KEEPING, SMALLEST_TABLE, optimizer_of
-from .records import Advice, Experiment, Explanation, Observed, OptimizerFacts, ProgramFacts
+from .program_records import OptimizerFacts, ProgramFacts
+from .records import Advice, Experiment, Explanation, Observed
 from .trace.read import grouped, summed
 
 USED = 0.1

@@ -72,6 +72,29 @@ class ClockReading(NamedTuple):
         return max(0, self.wall - self.cpu - self.waiting)
 
 
+class TracingCost:
+    """CPU time of all threads that tracing and counting add to the steps."""
+
+    def __init__(self) -> None:
+        self.ns = self.plain_ns = 0.0
+        """In all, and what a plain step takes."""
+        self._since = (process_time_ns(), 0)
+
+    def begin(self, steps: int) -> None:
+        """After so many steps plain ones begin."""
+        self._since = (process_time_ns(), steps)
+
+    def begin_traced(self, steps: int) -> None:
+        began, before = self._since
+        self.begin(steps)
+        self.plain_ns = (self._since[0] - began) / max(1, steps - before)
+
+    def add(self, steps: int) -> None:
+        """After so many steps those that are traced or counted end."""
+        began, before = self._since
+        self.ns += max(0.0, process_time_ns() - began - self.plain_ns * (steps - before))
+
+
 class TimedStep(NamedTuple):
     whole: ClockReading
     input: ClockReading

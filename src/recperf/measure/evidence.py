@@ -14,11 +14,12 @@ import torch
 from ..machine import usable_cores
 from .clocks import MODULE
 from .intervals import of_steps
-from .observing import ENDLESS, WATCHED, Observer
+from .observing import Observer
 from .operators import CallWork
 from .place_shares import FEWEST, add_samples, around_steps, observer_places
 from .records import Observed, ObservedSteps, TimingCost
 from .rows import clip, name_places, operator_rows, part_rows, traced_ms, unknown_work
+from .schedule import ENDLESS, WATCHED
 from .timeline import COUNTED, NODE, CountedInOrder, StepTimes, nearest_call, step_times, traced_step
 from .trace.analyse import steps_of
 from .trace.idle import collectives, device_times, lateness, transfers, waits_for_device
@@ -55,7 +56,7 @@ def event_cost() -> tuple[float, float]:
 def timing_ns(observer: Observer) -> float:
     """ns that timing one step and one wait for input costs, measured on an observer of its own."""
     probe = Observer(cache_sizes=observer.cache_sizes)
-    probe.most_plain, probe.cuda, probe.state = ENDLESS, False, "watching" if observer.light else "plain"
+    probe.schedule.most_plain, probe.cuda, probe.state = ENDLESS, False, "watching" if observer.light else "plain"
     count = 25 * WATCHED
     began = perf_counter_ns()
     for _ in range(count):

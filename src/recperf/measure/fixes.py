@@ -18,7 +18,8 @@ from .peaks.other_work import DISTURBED
 from .peaks.records import Peaks
 from .profile_records import Component, WorkloadFigures
 from .program_facts import optimizer_of
-from .records import Advice, DividedOperator, Explanation, LoaderFacts, Observed, Percentiles, ProgramFacts
+from .program_records import LoaderFacts, ProgramFacts
+from .records import Advice, DividedOperator, Explanation, Observed, Percentiles
 from .spans import kind_of
 
 OF_CEILING = 0.5

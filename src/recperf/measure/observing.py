@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from threading import get_ident
-from time import process_time_ns
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..machine import process_memory
 from ..ops.operators import fast_range, recorded, set_call_listener
@@ -30,38 +29,21 @@ from .clocks import (
     SpanRanges,
     ThreadClock,
     TimedStep,
+    TracingCost,
     cuda_used,
     module_ranges,
 )
+from .counted_steps import counted
 from .counting import Counter
 from .memory import GROWS, PythonMemory
 from .peaks.other_work import OtherWork
 from .places import Position, Stacks
 from .records import MemoryLine
+from .schedule import FEW, FEW_PLAIN, WAITS, WATCHED, Schedule
 from .spans import listen
 from .stack_sampler import StackSampler
 from .trace.read import PART, STEP, Trace
 from .trace.record import Recording
-
-WARM_UPS = 3
-COUNTED = 3
-PLAIN_SECONDS, FEWEST_PLAIN = 1.0, 6
-FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
-"""Numbers of steps where the loop may end soon: eight steps are enough to see something of everything."""
-FEW = 12
-"""A loop of so few steps leaves no time for more than that."""
-SHORT, PLAIN_FIRST = 30, 8
-"""A loop of SHORT steps has time for PLAIN_FIRST plain ones before those that are traced."""
-SAMPLES, SAMPLED_NS = 200, 3_000_000_000
-"""A program that goes on anyway is sampled until there are so many samples, at most for so long."""
-LONG = 60
-"""A loop of this many steps is long enough for the usual order, with a third of them timed."""
-ENDLESS = 1 << 30
-WATCHED = 8
-"""The light mode times one in this many steps."""
-WAITS = 0.05
-"""Share of a step from which waiting for input matters."""
-
 
 CacheSizes = Callable[[str], tuple[int, int]]
 """The bytes beyond which random rows, and streams, come from memory; by device."""
@@ -85,14 +67,9 @@ class Observer:
         about: dict[str, Any] | None = None,
     ):
         self.cache_sizes, self.model, self.light = cache_sizes, model, light
-        self.most_plain, self.counts = MOST_PLAIN, counts
-        self._about = about
-        self.expected: int | None = ENDLESS
-        """Steps that the loop has, as far as known. Where they may be few, tracing and counting come early."""
+        self.schedule, self._about = Schedule(counts=counts), about
         self.buffered = 0
         """Steps whose batches the loader may have ready after a pause."""
-        self.goes_on = False
-        """Whether the loop goes on however long it is observed."""
         self.notes: list[str] = []
         self.state = "warm"
         self.seen = 0
@@ -126,9 +103,7 @@ class Observer:
         self._unnamed = 1
         self._left_out = False
         self._plain_ns = self._sampled_ns = 0
-        self.traced_cpu_ns = 0.0
-        """CPU time of all threads that tracing and counting added to the steps."""
-        self._cpu, self._plain_cpu = (process_time_ns(), 0), 0.0
+        self.cost = TracingCost()
         self.optimizers: Callable[[], Iterable[Any]] = tuple
         """Those of the loop that have stepped."""
         self.python_memory: PythonMemory | None = None
@@ -183,8 +158,7 @@ class Observer:
             if not self._unwatched:
                 self._began = self.clock.now()
             return
-        now = self.clock.now()
-        spent = now.since(self._began)
+        spent = self.clock.now().since(self._began)
         self.seen += 1
         if ordinary or not self._leave_out():
             self._in_state += 1
@@ -196,7 +170,7 @@ class Observer:
     def paused(self) -> Iterator[None]:
         """A context for what the loop does between two steps besides waiting for input: it is neither timed, traced nor
         counted. Traced steps must follow each other, so tracing and counting begin again."""
-        plain_cpu, state = self._plain_cpu, self.state
+        plain_cpu, state = self.cost.plain_ns, self.state
         if state == "traced":
             self._step_range.__exit__(None, None, None)
             self._stop_trace()
@@ -206,7 +180,7 @@ class Observer:
         yield
         if state == "traced":
             self._start_trace()
-            self._plain_cpu = plain_cpu
+            self.cost.plain_ns = plain_cpu
         elif state == "counted":
             self._start_counting()
         elif state == "plain":
@@ -245,12 +219,10 @@ class Observer:
             self.plain, self.blocks.times = plain + self.plain, blocks + self.blocks.times
         if self._spans:
             listen(self._heard)
-            self._spans = None
-        self.state = "done"
+        self._spans, self.state = None, "done"
 
     def _after_warm(self, spent: ClockReading) -> None:
-        usual = FEW_WARM_UPS if self.hurries else WARM_UPS
-        if self._in_state < (self.counts.warm if self.counts else usual):
+        if not self.schedule.warm(self._in_state):
             return
         self.threads = torch.get_num_threads()
         self.cuda = cuda_used()
@@ -259,7 +231,7 @@ class Observer:
     def _start_plain(self, *, again: bool = False) -> None:
         self._enter("plain")
         self._own_bytes = process_memory().get("own", 0)
-        self._cpu = (process_time_ns(), self.seen)
+        self.cost.begin(self.seen)
         if not again:
             self.other_work = OtherWork()
         if not self.light:
@@ -275,14 +247,7 @@ class Observer:
         self._sampled_ns += spent.wall
         self.blocks.step(count)
         seconds = (sum(ns for _, ns in self.blocks.times) if self.cuda else self._plain_ns) / 1e9
-        blocks = not self.cuda or len(self.blocks.times) >= FEWEST_PLAIN
-        enough = count >= FEWEST_PLAIN and blocks and (seconds >= PLAIN_SECONDS or count >= self.most_plain)
-        was_traced = self.counter is not None
-        enough = enough or (count >= 3 and seconds > 10 * PLAIN_SECONDS)
-        if self.expected is not None and not was_traced:
-            enough = enough or count >= max(FEWEST_PLAIN, self.expected // 3)
-        first = FEW_PLAIN if self.expected is None or self.expected < SHORT else PLAIN_FIRST
-        enough = enough or (self.hurries and not was_traced and count >= first)
+        blocks, was_traced = len(self.blocks.times) if self.cuda else None, self.counter is not None
         if was_traced and self._traced_early and count >= FEW:
             self.blocks.close(count)
             self._first_trace = self.recording, self.traced, self._left_out
@@ -290,7 +255,7 @@ class Observer:
             self._start_trace()
         elif was_traced and self._samples_missing:
             pass
-        elif enough if self.counts is None else count >= self.counts.plain + was_traced * self.counts.again:
+        elif self.schedule.timed(count, seconds, blocks=blocks, traced=was_traced):
             self.blocks.close(count)
             self._end_others()
             if was_traced:
@@ -303,33 +268,29 @@ class Observer:
         if self._in_state > self._unnamed:
             self.traced.append(spent.since(self._input.plus(self._ranks)))
         seconds = sum(moment.wall for moment in self.traced) / 1e9
-        enough = len(self.traced) >= (FEW_TRACED if self._trace_few else TRACED)
-        enough = enough or (bool(self.traced) and seconds > 4 * PLAIN_SECONDS)
-        if enough if self.counts is None else len(self.traced) >= self.counts.traced:
+        if self.schedule.traced(len(self.traced), seconds, few=self._trace_few):
             self._stop_trace()
             if self.counter is None:
                 self._start_counting()
             else:
-                self._add_cost()
+                self.cost.add(self.seen)
                 self._start_plain(again=True)
         else:
             self._open_range()
 
     def _after_counted(self, spent: ClockReading) -> None:
         assert self.counter is not None
-        enough = self._in_state >= (FEW_COUNTED if self.few else COUNTED)
-        enough = enough or (self._in_state >= 2 and spent.wall > 5e9)
-        if enough if self.counts is None else self._in_state >= self.counts.counted:
+        if self.schedule.counted(self._in_state, spent.wall / 1e9):
             self._stack.close()
-            self._add_cost()
+            self.cost.add(self.seen)
             if self.light:
                 self._enter("watching")
-            elif self.hurries:
+            elif self.schedule.hurries:
                 # Few steps were timed before the trace.
                 self._before_trace = (self.plain, self.blocks.times)
                 self.plain, self.blocks, self._plain_ns = [], GpuStretches(), 0
                 self._start_plain()
-            elif self._samples_missing or (self.counts and self.counts.again):
+            elif self._samples_missing or (self.schedule.counts and self.schedule.counts.again):
                 self._start_plain(again=True)
             else:
                 self._enter("done")
@@ -338,19 +299,9 @@ class Observer:
                 self.python_memory.end_step()
             self.counter.begin_step()
 
-    def _add_cost(self) -> None:
-        since, seen = self._cpu
-        self.traced_cpu_ns += max(0.0, process_time_ns() - since - self._plain_cpu * (self.seen - seen))
-
     @property
     def _samples_missing(self) -> bool:
-        """Whether places would be known better for a longer look, and the loop has time for that."""
-        return (
-            self.goes_on
-            and self.counts is None
-            and len(self.sampler.samples) < SAMPLES
-            and self._sampled_ns < SAMPLED_NS
-        )
+        return self.schedule.samples_missing(len(self.sampler.samples), self._sampled_ns)
 
     def _after_watching(self, spent: ClockReading) -> None:
         """Clocks only, to the end of the loop; the latest steps count."""
@@ -364,15 +315,6 @@ class Observer:
     def _enter(self, state: str) -> None:
         self.sampler.stop()
         self.state, self._in_state = state, 0
-
-    @property
-    def few(self) -> bool:
-        return self.counts is None and self.expected is not None and self.expected <= FEW
-
-    @property
-    def hurries(self) -> bool:
-        """Whether the loop may end before the usual order of states is through."""
-        return self.counts is None and (self.expected is None or self.expected < LONG)
 
     def _leave_out(self) -> bool:
         """Forget the latest step, if possible; of traced steps also those before, so that the others follow each
@@ -400,20 +342,18 @@ class Observer:
             return
         self._enter("traced")
         self._grows = (process_memory().get("own", 0) - self._own_bytes) / max(1, len(self.plain))
-        since, seen = self._cpu
-        self._cpu = (process_time_ns(), self.seen)
-        self._plain_cpu = (self._cpu[0] - since) / max(1, self.seen - seen)
+        self.cost.begin_traced(self.seen)
         self.end_stack = self.stacks.of(sys._getframe())
         # Who reads the trace later has no other evidence that the machine was quiet.
         self.recording = Recording(cuda=self.cuda, about={**(self._about or {}), "other_work": self.others})
         # The first step under the profiler pays for its buffers, and those with batches that became ready during this
         # pause do not wait as other steps do.
         waits = sum(step.input.wall for step in self.plain) / max(1, sum(step.whole.wall for step in self.plain))
-        self._unnamed = 1 + (self.buffered if waits > WAITS and not self.hurries and not self.counts else 0)
+        self._unnamed = 1 + (self.buffered if waits > WAITS and self.schedule.usual else 0)
         # Operators have little of such a step.
         self._trace_few = self.light or waits > 0.5
         # A loop of few steps may begin again: then there is time for more of them.
-        self._traced_early = self.few and not self._trace_few and self.counter is None
+        self._traced_early = self.schedule.few and not self._trace_few and self.counter is None
         self._trace_few |= self._traced_early
         if self.model is not None and not self.light:
             self._stack.enter_context(module_ranges(self.model))
@@ -447,30 +387,13 @@ class Observer:
         self._enter("counted")
         on_device = self.recording is not None and self.recording.on_device
         self.counter = Counter(*self.cache_sizes(torch.cuda.get_device_name() if on_device else "cpu"), self.stacks)
-        if "torch._dynamo" in sys.modules:
-            # A compiled function that met a dispatch mode would never run compiled again.
-            self._stack.enter_context(torch.compiler.set_stance("force_eager"))
-        self.counter.memory.optimizers = self.optimizers
-        if self.model is not None:
-            self.counter.memory.modules = self.model.modules
+        self._stack.enter_context(counted(self.counter, self.model, lambda: self.optimizers(), self._thread))
         if self._grows > GROWS:
             self.python_memory = PythonMemory(self.stacks)
-        self.counter.__enter__()  # type: ignore[no-untyped-call]
-        self._stack.callback(self._end_counter, self.counter)
-        set_call_listener(self.counter.native)
-        self._stack.callback(set_call_listener, None)
-        self.counter.begin_step()
+            self._stack.callback(self._end_python_memory, self.python_memory)
 
-    def _end_counter(self, counter: Counter) -> None:
-        """Leave the mode. Its own thread may have ended, or another one closes the observer: then it stays active there
-        and does nothing, and what torch knows about modes in general is restored by leaving it here."""
-        counter.ended = True
-        counter.memory.end()
-        if self.python_memory is not None:
-            self.growth = self.python_memory.close()
-        if get_ident() != self._thread:
-            _push_mode(counter)
-        counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def _end_python_memory(self, memory: PythonMemory) -> None:
+        self.growth = memory.close()
 
 
 _ZERO = ClockReading(0, 0, 0, 0)

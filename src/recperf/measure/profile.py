@@ -13,6 +13,7 @@ from .ceilings import Ceilings
 from .learning_records import LearningReport
 from .limits import part_ms
 from .profile_records import Communication, Idle, Kernels, Missing, Transfer, WorkloadFigures
+from .program_records import ProgramFacts
 from .records import (
     Experiment,
     Explanation,
@@ -21,7 +22,6 @@ from .records import (
     ObservedSteps,
     PartTime,
     Percentiles,
-    ProgramFacts,
     Sampling,
     TimingCost,
 )

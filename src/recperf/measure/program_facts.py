@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import usable_cores
-from .records import EmbeddingFacts, LoaderFacts, Operator, OptimizerFacts, ProgramFacts
+from .program_records import EmbeddingFacts, LoaderFacts, OptimizerFacts, ProgramFacts
+from .records import Operator
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers of torch that have `fused=True`."""

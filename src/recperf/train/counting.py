@@ -30,7 +30,8 @@ from ..models.next_item.counting import (
     Counting,
 )
 from ..stop import poll
-from .next_item import ItemToItem, Longs, RecentPopularity, Scorer, Seen, item_counts, left_out
+from .item_rules import ItemToItem, RecentPopularity
+from .next_item import Longs, Scorer, Seen, item_counts, left_out
 
 ENTRIES = 1 << 24
 """Counts that are stored, about: of each item those of the items that followed it most."""

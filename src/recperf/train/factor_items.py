@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..data.next_item import NextItemData, Targets
 from ..stop import poll
-from .next_item import Longs, Products, Scorer, best, histories
+from .item_rules import best
+from .next_item import Longs, Products, Scorer, histories
 
 DIM, SWEEPS = 64, 4
 ALL_ITEMS = 4.0

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..data.next_item import NextItemData, Targets
 from ..stop import poll
-from .next_item import Scorer, best, histories
+from .item_rules import best
+from .next_item import Scorer, histories
 
 MOST_ITEMS = 10_000
 """Items of which the square of floats, and its inverse, is held."""

@@ -17,6 +17,7 @@ from ..data.next_item import NextItemData, Sequences, Targets
 from . import next_item
 from .baselines import Rules
 from .factor_items import factor_baseline
+from .item_rules import baselines
 from .linear_items import linear_baseline
 from .next_item import Longs
 from .ranking import Scorer
@@ -62,7 +63,7 @@ def by_history(data: TrainingRows, users_N: Tensor) -> Rules[Scorer]:
     if not len(data.validation()):
         return Rules({})
     makers: dict[str, Callable[[], next_item.Scorer | None]] = {
-        name: make for name, make in next_item.baselines(data).items() if name in ("item_to_item", "item_knn")
+        name: make for name, make in baselines(data).items() if name in ("item_to_item", "item_knn")
     }
     rules = Rules({**makers, **factor_baseline(data), **linear_baseline(data)})
     return rules.then(lambda rule: _scorer(rule, data, users_N.numpy()))

@@ -7,7 +7,8 @@ from typing import Any
 
 from recperf.measure.advice import AdviceFacts
 from recperf.measure.ceilings import Ceilings
-from recperf.measure.records import Advice, DividedOperator, Observed, Percentiles, ProgramFacts
+from recperf.measure.program_records import ProgramFacts
+from recperf.measure.records import Advice, DividedOperator, Observed, Percentiles
 
 CPU = Ceilings(
     device="cpu", threads=2, flops={"float32": 1e11}, stream=20e9, cached=50e9, first_touch=2e9, cache_bytes=1000,

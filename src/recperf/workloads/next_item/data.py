@@ -29,9 +29,10 @@ from ...stop import poll
 from ...tasks import NEXT_ITEM
 from ...train.baselines import Rules
 from ...train.factor_items import factor_baseline
+from ...train.item_rules import baselines
 from ...train.linear_items import linear_baseline
 from ...train.loop import Position
-from ...train.next_item import Products, Ranked, Scorer, Seen, baselines, item_counts, rank, ranks_of, seen_by_default
+from ...train.next_item import Products, Ranked, Scorer, Seen, item_counts, rank, ranks_of, seen_by_default
 from ...train.next_item import histories as earlier
 from ...train.ranking import gains, list_quality
 from .config import SequencesConfig
