@@ -84,6 +84,30 @@ def test_changes_that_gain_nothing_are_not_kept(run: Run, monkeypatch: pytest.Mo
     assert not [one for one in found.tried if one.kept]
 
 
+def test_what_changes_gain_only_together_is_a_part_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def score(config: Any) -> float:
+        wide, long = config.model.dim >= 4, config.train.epochs > 12
+        return 0.7 + 0.05 * wide + 0.04 * (wide and long)
+
+    made_up(score, monkeypatch, noise=0.001)
+    found = diagnosed(run)
+    shares = {share.limit: share for share in found.shares if share.limit != "baseline"}
+    assert shares["interaction"].gain.value == pytest.approx(0.04, abs=0.005)
+    assert shares["interaction"].gain.certain
+    assert abs(shares["steps"].gain.value) < 0.005
+    assert sum(share.gain.value for share in shares.values()) == pytest.approx(found.best - found.score, abs=0.003)
+
+
+def test_more_rows_are_named_where_only_they_gain(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(lambda config: 0.8 - 0.1 * (0.5 / config.data.train_share) ** 0.5, monkeypatch, noise=0.001)
+    found = diagnosed(run)
+    assert found.verdict.limit == "data"
+    assert found.verdict.confidence == "low"
+    assert found.curve.doubled.low < 0.1 * (0.5**0.5 - 0.5) < found.curve.doubled.high
+    assert [point.share for point in found.curve.points] == [0.25, 0.5, 1.0]
+    assert "twice as many would gain" in found.verdict.because[0]
+
+
 def test_experiments_without_time_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(lambda config: 0.7, monkeypatch)
     found = diagnosed(run, minutes=1e-9)
@@ -111,5 +135,7 @@ def test_experiments_are_trained_and_read_again(run: Run) -> None:
     found = diagnosed(run, minutes=3.0)
     assert found.best >= found.score
     assert any(not one.screened for one in found.tried)
+    assert {one.name for one in found.sums} == {"its second seed", "gradient boosting"}
+    assert [point.share for point in found.curve.points] == [0.25, 0.5, 1.0]
     # It goes on where it was: nothing is trained again.
     assert diagnosed(run, minutes=3.0).tried[0].gain == found.tried[0].gain

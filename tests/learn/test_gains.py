@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from recperf.learn.curve import doubled
 from recperf.learn.gains import Scored, cumulative, gain, holm, pooled, quantile
 
 
@@ -50,3 +51,18 @@ def test_holm_asks_for_more_where_more_was_tried() -> None:
     assert holm([0.04, 0.5]) == [False, False]
     assert holm([0.001, 0.03, 0.02]) == [True, True, True]
     assert holm([0.001, 0.03, 0.03]) == [True, False, False]
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_the_gain_of_twice_the_rows_lies_in_its_interval(power: float) -> None:
+    draw, held = random.Random(5), 0
+    true = 0.1 * (1.0 - 0.5**power) if power else 0.0
+    for _ in range(40):
+        parts = []
+        for share in (0.25, 0.5, 1.0):
+            value = 0.8 - 0.1 * share**-power
+            values = {seed: value + draw.gauss(0, 0.004) for seed in range(3)}
+            parts.append(Scored(values, {seed: [one] * 3 for seed, one in values.items()}, values))
+        found = doubled(parts, pooled(one.values.values() for one in parts))
+        held += found.low <= true <= found.high
+    assert held >= 34

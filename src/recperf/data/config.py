@@ -84,6 +84,24 @@ class SplitConfig(SplitOptions):
     tenth or, with split random or without times, rows at equal distances. Otherwise the last epoch counts."""
     events: Path | None = None
     """Folder of the events that the rows were made of, which are what is divided; none: the rows are."""
+    train_share: float = 1.0
+    """Share of the training rows, drawn at random, that is trained on; with split cold of their users. A smaller share
+    has part of the rows of a larger one."""
+    recent: float = 1.0
+    """Share of the training rows, the latest, that is trained on; needs times."""
+    without: tuple[str, ...] = ()
+    """Columns that the model does not see: each is constant. Listed categories, and numbers that no row lacks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("train_share", "recent"):
+            value = getattr(self, name)
+            require(0.0 < value <= 1.0, f"data.{name}", value, "above 0, at most 1")
+
+    @property
+    def whole(self) -> bool:
+        """Whether all training rows and columns are used."""
+        return self.train_share == self.recent == 1.0 and not self.without
 
     def rows_split(self) -> SplitConfig:
         """How rows are divided, without where they are."""
@@ -120,6 +138,7 @@ class MovieLensConfig(SplitConfig):
         require(self.path is not None or self.source != "clicks", "data.path", None, "the folder of data.source clicks")
         validated = self.source == "clicks" or not self.validate
         require(validated, "data.validate", self.validate, "off, or on with data.source clicks")
+        require(self.whole or self.source == "clicks", "data.source", self.source, "clicks, to train on a part of them")
 
     @property
     def has_clicks(self) -> bool:

@@ -88,6 +88,8 @@ class NextItemData:
     """Days after a held-out event within which the user's later events are predicted with it."""
     padding_id: int = 0
     """Item k has the number k + padding_id in the store: 0, or -1 if the store has events of its item 0."""
+    train_share: float = 1.0
+    """Share of the users with training events, drawn at random, whose events train."""
 
     @staticmethod
     def from_store(store: EventStore, split: EventSplit | None = None, *, horizon: float = 0.0) -> NextItemData:
@@ -135,9 +137,12 @@ class NextItemData:
         return ItemValues(values.names, np.pad(values.rows_IK, before), np.pad(values.weights_IK, before))
 
     def train(self) -> Sequences:
-        """The training events of every user that has any."""
+        """The training events of every user that has any, or of a share of these users."""
         begins_U, ends_U = self.offsets_U1[:-1], self._divided[0]
         users_S = np.flatnonzero(ends_U > begins_U)
+        if self.train_share < 1.0:
+            # Those of a smaller share are part of those of a larger one.
+            users_S = users_S[np.random.default_rng(len(users_S)).random(len(users_S)) < self.train_share]
         return Sequences(users_S, begins_U[users_S], ends_U[users_S])
 
     def validation(self) -> Targets:

@@ -21,15 +21,20 @@ from ..config import flatten, to_json
 from ..errors import ConfigError, DataError, GateFailed, MachineError, UsageError
 from ..files import write_json, writing
 from ..jsonfile import as_json
-from ..learn.diagnosis import FILE, Diagnosis, Share, Tried
-from ..learn.experiments import Change, changes
+from ..learn.curve import SHARES, LearningCurve
+from ..learn.diagnosis import FILE, Diagnosis, Share, Sum, Tried
+from ..learn.experiments import Change, changes, left_out
 from ..learn.gains import Gain, Scored, gain, holm, pooled
-from ..learn.records import NOT_MEASURED, UNCLEAR, QualityLimit
+from ..learn.records import QualityLimit
+from ..learn.shares import shares_of
+from ..learn.verdict import Outcome, verdict
 from ..runs.derive import best_of, compared
 from ..runs.evidence import Evidence
 from ..runs.record import CONFIG_SCHEMA
+from ..runs.schemas import LEARNING, SavedLearning
 from ..stop import poll
 from ..tasks import ORACLES, Task, signed
+from .beside_changes import curve_of, part_of, save_logits, sums_of
 from .run import TrainingRun
 from .tried_configs import SCREENED, command_of, key_of, scored_of, shortened, with_change, without
 from .workload import RankingConfig, Reporter, Workload
@@ -40,8 +45,6 @@ TIMES, LEAST_S = 5.0, 60.0
 SEEDS = 3
 FULL = 2
 """The best of the screened experiments that are trained in full."""
-ALONE = ("leak", "protocol", "dead", "ignored", "unseen", "drift")
-"""Limits that no change of a config removes: evidence names them."""
 
 
 class Quiet:
@@ -68,6 +71,10 @@ class Diagnosing:
     _left_out: list[str] = field(default_factory=list)
     _cost: float = 0.0
     """Seconds of a training in full."""
+    _reserved: float = 0.0
+    """Seconds of the budget that are kept for the learning curve."""
+    _curve: LearningCurve | None = None
+    _sums: list[Sum] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.evidence = Evidence(self.folder)
@@ -83,16 +90,23 @@ class Diagnosing:
         self._cost = waited.training_s + waited.scoring_s if waited else LEAST_S / TIMES
         self._cost /= max(1, len(quality.seeds))
         self.budget = 60 * self.minutes if self.minutes is not None else max(LEAST_S, TIMES * self._cost)
+        if part_of(self.config, SHARES[0]) is not None:
+            self._reserved = min(sum(SHARES) * self._cost, self.budget / 4)
+        self._inputs = []
+        if self.evidence.has(LEARNING):
+            seen = next(iter(self.evidence.file(LEARNING, SavedLearning).seeds.values()), None)
+            self._inputs = seen.inputs if seen and not self.task.ranks_items else []
 
     @property
     def left(self) -> float:
-        return self.budget - (monotonic() - self._began)
+        return self.budget - self._reserved - (monotonic() - self._began)
 
     def run(self) -> Diagnosis:
         """Run the experiments and write diagnosis.json, beside the config that is best."""
         base = self._base()
         best, kept = self._greedy(base)
         removed = self._without(best, kept)
+        self._beside(best, kept)
         diagnosis = self._conclude(best, kept, removed)
         place = self.folder / FOLDER
         with writing(place):
@@ -148,10 +162,15 @@ class Diagnosing:
                 return Evidence(folder)
             options = {"resume": folder, "saved": config}
         quiet: Any = Quiet()
-        TrainingRun(
+        run = TrainingRun(
             workload=self.workload, config=config, report=quiet, peaks=False, measured=False, **options
-        ).train()  # fmt: skip
+        )  # fmt: skip
+        run.train()
+        save_logits(self._logits(folder.name), run.assessment.logits_N)
         return Evidence(folder)
+
+    def _logits(self, child: str) -> Path:
+        return self.folder / FOLDER / "logits" / f"{child}.npy"
 
     def _applied(self, kept: Sequence[Change]) -> Any:
         config = self.config
@@ -169,8 +188,12 @@ class Diagnosing:
             options = [one for one in self._options(kept) if names is None or one.name in names]
             gained = sorted(self._compare(best, kept, options), key=lambda one: -one[1].chosen)
             chosen = next((one for one in gained if self._holds(best, kept, *one)), None)
-            if chosen is None:
+            if chosen is None and (not kept or names is None):
                 return best, kept
+            if chosen is None:
+                # What gained nothing alone may gain on top of the others.
+                names = None
+                continue
             change, tried = chosen
             tried.kept = True
             kept, best = [*kept, change], self._scored[key_of(self._applied([*kept, change]))]
@@ -196,7 +219,7 @@ class Diagnosing:
         free = self.result.quality.limit
         hinted = {free.limit, free.second} if free else set()
         listed = []
-        for change in changes(to_json(current)):
+        for change in [*changes(to_json(current)), *left_out(to_json(current), self._inputs)]:
             try:
                 with_change(current, change)
             except ConfigError:
@@ -247,10 +270,13 @@ class Diagnosing:
         return [*steps[:1], *(change for chosen, change in gains[:FULL] if chosen > 0)]
 
     def _attempt(self, config: Any, name: str) -> Scored | None:
+        return self._attempt_seed(config, self.config.seed, name)
+
+    def _attempt_seed(self, config: Any, seed: int, name: str) -> Scored | None:
         """The scores of a config; None where it cannot be trained, as with steps so large that the loss diverges."""
         try:
-            return self._train(config, self.config.seed, name)
-        except (GateFailed, MachineError) as error:
+            return self._train(config, seed, name)
+        except (GateFailed, MachineError, ConfigError) as error:
             self.report.say(f"  {name}: {error.what}")
             return None
 
@@ -285,6 +311,20 @@ class Diagnosing:
                 lost[change.name] = gain(best, scored, self._seeds())
         return lost
 
+    def _beside(self, best: Scored, kept: Sequence[Change]) -> None:
+        """What twice the rows would give, and sums with other models."""
+        config, best = self._applied(kept), self._scored[key_of(self._applied(kept))]
+        divided = part_of(config, SHARES[0]) is not None
+        self._reserved = 0.0
+        if divided:
+            cost = self._cost_of(kept)
+            self._curve = curve_of(best, config, self._attempt_seed, self._seeds, lambda: self.left, cost)
+        if divided and self._curve is None:
+            self._left_out.append("the learning curve")
+        saved = {seed: self._logits(f"{key_of(config)}-{seed}") for seed in best.values}
+        if self.left > 0:
+            self._sums = sums_of(self.workload, config, saved, self._seeds(), self.task)
+
     # The verdict
 
     def _conclude(self, best: Scored, kept: Sequence[Change], removed: dict[str, Gain]) -> Diagnosis:
@@ -297,68 +337,39 @@ class Diagnosing:
         rules = {name: row[leading] for name, row in quality.baselines.items() if leading in row}
         planted = next((rules.pop(name) for name in ORACLES if name in rules), None)
         name = max(rules, key=lambda rule: signed(leading, rules[rule]), default="")
-        shares, before = [], base
-        for place, change in enumerate(kept):
-            after = self._scored[key_of(self._applied(kept[: place + 1]))]
-            shares.append(
-                Share(change.limit, change.name, gain(after, before, self._seeds()), removed.get(change.name))
-            )
-            before = after
+        scores = [self._scored[key_of(self._applied(kept[:count]))] for count in range(len(kept) + 1)]
+        keys = {change.name: key_of(with_change(self.config, change)) for change in kept}
+        alone = {change: self._scored[key] for change, key in keys.items() if key in self._scored}
+        shares = shares_of(kept, scores, alone, removed, self._seeds())
         if first := best_of(compared(self.task, quality)):
             whole = Gain(value=first.difference, low=first.low, high=first.high, chance=0.0, seeds=first.seeds)
             shares.insert(0, Share("baseline", name, whole))
         return Diagnosis(
             run=self.folder.resolve().name, folder=str(self.folder), workload=self.workload.name,
             task=self.task.name, metric=leading,
-            verdict=self._verdict(best, base, kept), baseline=rules.get(name), baseline_name=name, score=base.mean,
+            verdict=self._verdict(best, base), baseline=rules.get(name), baseline_name=name, score=base.mean,
             best=best.mean, possible=planted, shares=shares, tried=self._tried,
-            left_out=list(dict.fromkeys(self._left_out)),
+            left_out=self._missing(),
             advice=" ".join(command_of(self.config, self._applied(kept))),
             advised=gain(best, base, self._seeds()) if kept else None, seeds=len(base.values),
-            seconds=monotonic() - self._began, free=quality.limit,
+            seconds=monotonic() - self._began, free=quality.limit, curve=self._curve, sums=self._sums,
         )  # fmt: skip
 
-    def _verdict(self, best: Scored, base: Scored, kept: Sequence[Change]) -> QualityLimit:
-        free = self.result.quality.limit
-        if free and free.limit in ALONE:
-            # The cause explains what changes of a config may gain beside it.
-            return free
-        gains = [(one, one.gain) for one in self._tried if one.kept]
-        doubts = [f"no time for {name}" for name in dict.fromkeys(self._left_out)]
-        if gains:
-            leading = max(gains, key=lambda pair: pair[1].value)[0]
-            return self._named(leading, best, base, doubts)
-        full = [one for one in self._tried if not one.screened]
-        if not full:
-            because = [*(free.because if free else []), "there was no time for an experiment in full"]
-            limit = free.limit if free else NOT_MEASURED
-            return QualityLimit(limit=limit, confidence="low", because=because, doubts=doubts)
-        if free and free.limit not in ("noise", UNCLEAR, NOT_MEASURED):
-            because = [f"{free.because[0]}, but no change of the config gained"]
-            return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts, second=free.limit)
-        below = best_of(compared(self.task, self.result.quality))
-        if below is not None and below.standing == "below":
-            because = [f"{below.baseline.replace('_', ' ')} is better, and none of {len(full)} changes gained"]
-            return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts)
-        because = [f"none of {len(full)} changes gained more than another seed does"]
-        return QualityLimit(limit="noise", confidence="low" if doubts else "medium", because=because, doubts=doubts)
+    def _missing(self) -> list[str]:
+        """Experiments that were never run."""
+        tried = {one.name for one in self._tried}
+        return [name for name in dict.fromkeys(self._left_out) if name not in tried]
 
-    def _named(self, leading: Tried, best: Scored, base: Scored, doubts: list[str]) -> QualityLimit:
-        """The limit that the largest kept change confirms."""
+    def _verdict(self, best: Scored, base: Scored) -> QualityLimit:
+        below = best_of(compared(self.task, self.result.quality))
+        first, (variance, _) = {self.config.seed}, self._seeds()
         whole = gain(best, base, self._seeds())
-        confidence = "low"
-        if leading.gain.certain and leading.gain.value > 0 and leading.confirmed:
-            confidence = "medium"
-            # The seed by which a change was chosen flatters it.
-            first = {self.config.seed}
-            fresh = gain(without(best, first), without(base, first), self._seeds())
-            if whole.certain and whole.seeds >= SEEDS and fresh.certain and fresh.value > 0:
-                confidence = "high"
-        half = (leading.gain.high - leading.gain.low) / 2
-        because = [f"{leading.name} ({leading.change}) gains {leading.gain.value:+.4f} ± {half:.4f}"]
-        others = [one for one in self._tried if one.kept and one.limit != leading.limit]
-        second = max(others, key=lambda one: one.gain.value).limit if others else None
-        return QualityLimit(
-            limit=leading.limit, confidence=confidence, because=because, gain=leading.gain.value, doubts=doubts,
-            second=second,
+        return verdict(
+            Outcome(
+                free=self.result.quality.limit, tried=self._tried, left_out=self._missing(),
+                below=below.baseline if below is not None and below.standing == "below" else "",
+                noise=math.sqrt(variance), curve=self._curve, sums=self._sums, whole=whole,
+                fresh=gain(without(best, first), without(base, first), self._seeds()),
+                enough_seeds=whole.seeds >= SEEDS,
+            )
         )  # fmt: skip

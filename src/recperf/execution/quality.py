@@ -87,6 +87,8 @@ class Assessment:
         """Scores that the run has so far."""
         self._trained_earlier = 0.0
         """Seconds of training in the processes before this one."""
+        self.logits_N: Tensor | None = None
+        """Of the scored rows, by the seed that was trained last."""
         if text := few_rows(prepared.data["valid_rows"]):
             notice(text)
 
@@ -171,18 +173,10 @@ class Assessment:
             reason = "several ranks hold the tables"
         else:
             catalogue = self.prepared.catalogue()
-        keys = self._keys(rows)
+        keys = keys_of_rows(self.prepared, rows)
         if catalogue is None:
             return AssessedRows(rows, keys, None, reason, self.scoring)
         return AssessedRows(rows, keys, catalogue, self._ranked(rows, keys, catalogue), self.scoring)
-
-    def _keys(self, rows: ScoredRows) -> Keys:
-        """The keys of the users and items of rows; none where these are not collected."""
-        if len(rows.labels_N) > MOST_ROWS:
-            return None, None
-        pairs = (("user", rows.users_N), ("item", rows.items_N))
-        users_N, items_N = (None if ids is None else keys_of(ids, self.prepared.own_ids(role)) for role, ids in pairs)
-        return users_N, items_N
 
     def _ranked(self, rows: ScoredRows, keys: Keys, catalogue: Catalogue) -> RankedRows | str:
         """What the config asks for; once a seed has been ranked, what was ranked then, so that seeds are comparable."""
@@ -200,6 +194,7 @@ class Assessment:
     def trained(self, seed: int, trial: Trial, predictions: Predictions) -> None:
         """Record the predictions of a trained model, beside those of the baselines."""
         self.baselines()
+        self.logits_N = predictions.logits_N
         self._earlier = scores = self._read()
         assert scores is not None
         with phase("scoring", "scoring"):
@@ -218,7 +213,7 @@ class Assessment:
         rows = ScoredRows(predictions.labels_N, predictions.users_N, predictions.items_N)
         if len(rows.labels_N) > MOST_ROWS:
             return None
-        assessed, keys = self._assessed, self._keys(rows)
+        assessed, keys = self._assessed, keys_of_rows(self.prepared, rows)
         digest = rows_digest(rows.labels_N, *keys)
         if digest != assessed.digest:
             assessed = AssessedRows(rows, keys, None, "", self.scoring)
@@ -232,6 +227,15 @@ class Assessment:
             recorded.ranking.lists = assessed.ranked.lists(trial.candidate_logits)
             recorded.ranking.one_ms = assessed.ranked.one_ms(trial.candidate_logits)
         return recorded
+
+
+def keys_of_rows(prepared: Prepared, rows: ScoredRows) -> Keys:
+    """The keys of the users and items of rows; none where these are not collected."""
+    if len(rows.labels_N) > MOST_ROWS:
+        return None, None
+    pairs = (("user", rows.users_N), ("item", rows.items_N))
+    users_N, items_N = (None if ids is None else keys_of(ids, prepared.own_ids(role)) for role, ids in pairs)
+    return users_N, items_N
 
 
 @dataclass(frozen=True, eq=False)

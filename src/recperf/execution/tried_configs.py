@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,13 @@ def key_of(config: Any) -> str:
 
 def with_change(config: Any, change: Change) -> Any:
     """The config with the fields of a change."""
+    return with_fields(config, change.fields)
+
+
+def with_fields(config: Any, fields: Mapping[str, Any]) -> Any:
+    """The config with new values of fields, by their dotted names."""
     values = to_json(config)
-    for name, value in change.fields.items():
+    for name, value in fields.items():
         *sections, last = name.split(".")
         inner = values
         for section in sections:

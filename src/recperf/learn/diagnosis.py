@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..jsonfile import Number, Struct
+from .curve import LearningCurve
 from .gains import Gain
 from .records import QualityLimit
 
@@ -32,6 +33,16 @@ class Tried(Struct, omit_defaults=True):
     """The changes that were kept before."""
     confirmed: bool = False
     """Whether the gain is there with Holm's correction for all experiments."""
+
+
+class Sum(Struct, kw_only=True):
+    """The best config's log-odds with those of something else, both with the same weight."""
+
+    name: str
+    gain: Gain
+    """Over the better of the two."""
+    simple: bool
+    """Whether the other one is a baseline."""
 
 
 class Share(Struct):
@@ -78,5 +89,9 @@ class Diagnosis(Struct, kw_only=True):
     seeds: int
     """Seeds of the unchanged run."""
     seconds: Number
+    curve: LearningCurve | None = None
+    """Of the best config; None: there was no time, or its data cannot be divided so."""
+    sums: list[Sum]
+    """The best config added to another model."""
     free: QualityLimit | None = None
     """What the run itself named."""

@@ -6,16 +6,21 @@ Which apply follows from the fields that a config has. What a config refuses is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..config import flatten
+from .records import InputSeen
+from .rules import SURE
 
 Values = dict[str, Any]
 WIDTHS, LAYERS, DROPOUT = ("dim", "head_dim"), ("bottom", "top"), ("dropout", "input_dropout")
 """Fields of a model: widths of vectors, lists of widths of layers, shares that are dropped."""
 MOST_DROPPED = 0.6
+LEAST_PATIENCE = 3
+MOST_LEFT_OUT = 2
+"""Inputs that are left out, each in an experiment of its own."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ def _text(value: Any) -> str:
 def changes(config: Values) -> list[Change]:
     """Every change that the fields of a config allow."""
     fields = flatten(config)
-    makers = (_steps, _rates, _widths, _negatives, _regularisation, _parts)
+    makers = (_steps, _rates, _widths, _negatives, _regularisation, _recent, _parts)
     return [change for maker in makers for change in maker(fields)]
 
 
@@ -51,7 +56,12 @@ def _steps(fields: Values) -> Iterator[Change]:
         yield Change("all planned epochs", "steps", {"train.max_steps": 0})
         yield Change("twice the steps", "steps", {"train.max_steps": 2 * steps})
     else:
-        yield Change("twice the epochs", "steps", {"train.epochs": 2 * fields["train.epochs"]})
+        epochs, stop = fields["train.epochs"], {}
+        by_epoch = not (fields.get("train.evaluate_steps") or fields.get("evaluate.every_share"))
+        if fields.get("data.validate") and fields.get("train.patience") == 0 and by_epoch and epochs > 1:
+            # Half of the epochs more without a better one end it.
+            stop = {"train.patience": max(LEAST_PATIENCE, epochs // 2)}
+        yield Change("twice the epochs", "steps", {"train.epochs": 2 * epochs, **stop})
 
 
 def _rates(fields: Values) -> Iterator[Change]:
@@ -104,6 +114,25 @@ def _regularisation(fields: Values) -> Iterator[Change]:
             yield Change(f"more {what}", "overfit", {name: max(least, 3 * fields[name])})
             if fields[name]:
                 yield Change(f"a fifth of the {what}", "capacity", {name: float(f"{fields[name] / 5:.3g}")})
+
+
+def _recent(fields: Values) -> Iterator[Change]:
+    if fields.get("data.split") == "time" and fields.get("data.recent") == 1.0 and not fields.get("data.events"):
+        yield Change("the recent half of the rows", "drift", {"data.recent": 0.5})
+
+
+def left_out(config: Values, inputs: Sequence[InputSeen]) -> list[Change]:
+    """The config without each of the inputs that helped the model least."""
+    hidden = flatten(config).get("data.without")
+    useless = [one for one in inputs if one.costs.value <= SURE * one.costs.error]
+    if hidden is None:
+        return []
+    useless.sort(key=lambda one: one.costs.value)
+    return [
+        Change(f"leaving out {one.name}", "overfit", {"data.without": [*hidden, one.name]})
+        for one in useless[:MOST_LEFT_OUT]
+        if one.name not in hidden
+    ]
 
 
 def _parts(fields: Values) -> Iterator[Change]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from ..learn.diagnosis import FILE, SCHEMA, Diagnosis, Share, Tried
+from ..learn.diagnosis import FILE, SCHEMA, Diagnosis, Share, Sum, Tried
 from ..learn.gains import Gain
 from ..learn.kinds import LIMITS
 from ..learn.records import GroupSeen
@@ -58,6 +58,8 @@ def report(diagnosis: Diagnosis) -> Report:
         Section("shares", "The distance", _distance(diagnosis)),
         Section("advice", "Experiments", _experiments(diagnosis)),
     ]
+    if diagnosis.curve or diagnosis.sums:
+        sections.append(Section("beside", "More rows, and sums with other models", _beside(diagnosis)))
     run = Evidence(Path(diagnosis.folder))
     if run.has("events.jsonl") and run.has("result.json"):
         sections += [training(run), *_groups(run)]
@@ -160,6 +162,30 @@ def _experiments(diagnosis: Diagnosis) -> list[Block]:
     return blocks
 
 
+def _beside(diagnosis: Diagnosis) -> list[Block]:
+    """The learning curve, and what sums gain."""
+    blocks: list[Block] = []
+    if curve := diagnosis.curve:
+        whole, more = curve.points[-1].value, curve.doubled
+        rows = [charts.Dot(_part(one.share), one.value, is_model=one.share == 1.0) for one in curve.points]
+        rows.append(charts.Dot("twice, predicted", whole + more.value, whole + more.low, whole + more.high))
+        caption = "The best config trained on parts of the rows, and what twice as many would give."
+        blocks.append(charts.dots_figure(f"{metric(diagnosis.metric)} by training rows", rows, caption))
+    if diagnosis.sums:
+        columns = {
+            "sum of the best config with": lambda one: one.name,
+            f"{metric(diagnosis.metric)} over the better part": lambda one: _gained(one.gain),
+        }
+        note = "Means of log-odds; the model is that of one seed. No rows chose them."
+        sums: list[Sum] = diagnosis.sums
+        blocks.append(table_of(sums, columns, note, left=(0,)))
+    return blocks
+
+
+def _part(share: float) -> str:
+    return {0.25: "a quarter", 0.5: "half", 1.0: "all rows"}.get(share, f"{share:.0%}")
+
+
 def _name(tried: Tried) -> str:
     return f"{tried.name}, on top" if tried.on_top else tried.name
 
@@ -175,9 +201,17 @@ def _groups(run: Evidence) -> list[Section]:
         cells(one.name, _range(one), count(one.loss.rows), f"{one.loss.value:.4f} ± {1.96 * one.loss.error:.4f}")
         for one in seen.groups
     ]
+    bars = [
+        charts.Dot(
+            f"{one.name}, {_range(one)}", one.loss.value, one.loss.value - 1.96 * one.loss.error,
+            one.loss.value + 1.96 * one.loss.error, is_model=one.at_most is None,
+        )
+        for one in seen.groups
+    ]  # fmt: skip
+    figure = charts.dots_figure("loss", bars, "Mean losses of the scored rows, by training rows, with 95 % intervals.")
     note = "The mean loss of the scored rows, by how many training rows have the same user, item or value."
     table = Table(("", "training rows", "scored rows", "loss"), rows, note, left=(1,))
-    return [Section("groups", "Losses by training rows", [table])]
+    return [Section("groups", "Losses by training rows", [figure, table])]
 
 
 def _range(group: GroupSeen) -> str:

@@ -250,3 +250,33 @@ def test_rare_categories_are_counted_in_the_training_rows(tmp_path: Path) -> Non
     rare = {letter: count for letter, count in counts.items() if count < 7}
     assert counts["a"] >= 7
     assert clicks.rare == {"letter": (len(rare), len(counts), pytest.approx(sum(rare.values()) / len(trained)))}
+
+
+def test_a_part_of_the_rows_and_columns(folder: Path) -> None:
+    whole = ImportedClicks(folder, SplitConfig(split="time", validate=True))
+    parts = [ImportedClicks(folder, SplitConfig(split="time", validate=True, train_share=one)) for one in (0.5, 0.25)]
+    for larger, smaller in zip((whole, *parts), parts):
+        assert set(smaller.index["fit"]) < set(larger.index["fit"])
+        for split in ("choose", "valid"):
+            assert smaller.index[split].tolist() == whole.index[split].tolist()
+    recent = ImportedClicks(folder, SplitConfig(split="time", validate=True, recent=0.5))
+    times, dropped = whole.split.times_N, np.setdiff1d(whole.index["fit"], recent.index["fit"])
+    assert times is not None
+    assert times[dropped].max() <= times[recent.index["fit"]].min()
+    key = whole.keys[0]
+    hidden = ImportedClicks(folder, SplitConfig(split="time", validate=True, without=(key,)))
+    assert set(hidden.every("valid", 1).ids_NS[:, 0]) == {0}
+    assert hidden.every("valid", 1).ids_NS[:, 1:].tolist() == whole.every("valid", 1).ids_NS[:, 1:].tolist()
+    with pytest.raises(RecperfError, match="no listed category"):
+        ImportedClicks(folder, SplitConfig(without=("none",)))
+
+
+def test_a_number_that_all_rows_have_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("label,letter,x\n" + "".join(f"{at % 2},{'ab'[at % 3 > 0]},{at}\n" for at in range(40)))
+    options = ClickOptions(clicks=path, label="label", categorical="letter", numeric="x", name="numbers")
+    import_clicks(options, tmp_path / "store")
+    seen, hidden = (ImportedClicks(tmp_path / "store", SplitConfig(without=one)) for one in ((), ("x",)))
+    assert len(set(seen.every("valid", 1).dense_ND[:, 0].tolist())) > 1
+    assert not hidden.every("valid", 1).dense_ND.any()
+    assert hidden.every("valid", 1).ids_NS.tolist() == seen.every("valid", 1).ids_NS.tolist()

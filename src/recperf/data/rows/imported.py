@@ -31,6 +31,7 @@ from ..split.rows import RowSplit, default_of
 from ..tables import EMPTY, Rows, Split, SplitRows, Unknown, pyarrow
 from .columns import UNSEEN, damaged, open_arrays
 from .encode import EARLIER, MANIFEST, TITLES, ClickManifest, StoredColumns, encode_table, read_manifest
+from .fewer import hide, training_part
 
 T = TypeVar("T", bound=Any)
 RARE, MISSING, FIRST = 0, 1, 2
@@ -145,10 +146,11 @@ class ImportedClicks(SplitRows):
             valid_N, chooses_N = self.split.valid_N, self.split.chooses_N
         if not split.validate:
             chooses_N = np.zeros_like(chooses_N)
+        fit_N = training_part(~(valid_N | chooses_N), split, self.split)
         self.index = {
-            "train": np.flatnonzero(~valid_N),
+            "train": np.flatnonzero(fit_N | chooses_N),
             "valid": np.flatnonzero(valid_N),
-            "fit": np.flatnonzero(~(valid_N | chooses_N)),
+            "fit": np.flatnonzero(fit_N),
             "choose": np.flatnonzero(chooses_N),
         }
         if not len(self.index["fit"]) or not valid_N.any():
@@ -162,6 +164,8 @@ class ImportedClicks(SplitRows):
         else:
             self.tables = self._fit_tables()
             self.scales, self.indicators = self._fit_numbers()
+        for name in split.without:
+            hide(self, name)
 
     @property
     def digest(self) -> str:

@@ -100,6 +100,7 @@ class DLRMDataConfig(SplitConfig, RandomBagsConfig):
         allowed = "the folder of imported rows with data.source clicks, else none"
         require(has_path == (self.source != "random"), "data.path", str(self.path), allowed)
         require(has_path or not self.validate, "data.validate", self.validate, "off, or on with data.source clicks")
+        require(has_path or self.whole, "data.source", self.source, "clicks, to train on a part of them")
 
 
 @dataclass(frozen=True, kw_only=True)

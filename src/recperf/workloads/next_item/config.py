@@ -46,6 +46,9 @@ class SequencesConfig(EventSplitOptions):
     """Users, drawn at random, whose validation item chooses the epoch; 0: all."""
     test_users: int = 200_000
     """Users, drawn at random, whose test item is ranked; 0: all."""
+    train_share: float = 1.0
+    """Share of the training sequences, drawn at random, that is trained on. A smaller share has part of a larger
+    one."""
     users: int = 4000
     """Users of the embedded sequences."""
     groups: int = 8
@@ -60,6 +63,7 @@ class SequencesConfig(EventSplitOptions):
         require(self.path is not None or not self.horizon, "data.horizon", self.horizon, "0 without data")
         within(0, self.validation_users, 1 << 40, "data.validation_users")
         within(0, self.test_users, 1 << 40, "data.test_users")
+        require(0.0 < self.train_share <= 1.0, "data.train_share", self.train_share, "above 0, at most 1")
         within(10, self.users, 1 << 32, "data.users")
         within(2, self.groups, 1 << 12, "data.groups")
         within(1, self.group_items, 1 << 20, "data.group_items")

@@ -60,6 +60,8 @@ class SequenceSource:
     def __init__(self, config: SequencesConfig, data: NextItemData | None = None) -> None:
         self.config = config
         self.data = data or (planted(config).data() if config.path is None else read(config.path, config))
+        if config.train_share < 1.0:
+            self.data = replace(self.data, train_share=config.train_share)
         self.train, self.test = self.data.train(), drawn(self.data.test(), config.test_users)
         if not len(self.test) or not len(self.train):
             what = f"{self.data.name} has no user with an item to train on and one to predict, split {self.data.kind}"

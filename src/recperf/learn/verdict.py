@@ -1,0 +1,112 @@
+"""What limits the quality of a run, from the experiments of its diagnosis. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .curve import LearningCurve
+from .diagnosis import Sum, Tried
+from .gains import Gain
+from .records import NOT_MEASURED, UNCLEAR, QualityLimit
+
+ALONE = ("leak", "protocol", "dead", "ignored", "unseen", "drift")
+"""Limits that no change of a config removes: evidence names them."""
+SURELY = 2.0
+"""What no change confirms must gain so many times what another seed does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the experiments of a diagnosis came to."""
+
+    free: QualityLimit | None
+    """What the run itself named."""
+    tried: Sequence[Tried]
+    left_out: Sequence[str]
+    below: str
+    """The best baseline, where it is better than the run."""
+    noise: float
+    """How much the leading metric differs between seeds."""
+    curve: LearningCurve | None
+    sums: Sequence[Sum]
+    whole: Gain
+    """Of the best config."""
+    fresh: Gain
+    """The same over seeds that did not choose it."""
+    enough_seeds: bool
+
+
+def verdict(seen: Outcome) -> QualityLimit:
+    """The limit that the experiments confirm."""
+    free = seen.free
+    if free and free.limit in ALONE:
+        # The cause explains what changes of a config may gain beside it.
+        return free
+    kept = [one for one in seen.tried if one.kept]
+    full = [one for one in seen.tried if not one.screened]
+    doubts = [f"no time for {name}" for name in seen.left_out]
+    if kept:
+        return _named(seen, kept, doubts)
+    if not full:
+        because = [*(free.because if free else []), "there was no time for an experiment in full"]
+        return QualityLimit(
+            limit=free.limit if free else NOT_MEASURED, confidence="low", because=because, doubts=doubts
+        )
+    if beside := _beside(seen, doubts):
+        return beside
+    if free and free.limit not in ("noise", UNCLEAR, NOT_MEASURED):
+        because = [f"{free.because[0]}, but no change of the config gained"]
+        return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts, second=free.limit)
+    if seen.below:
+        because = [f"{seen.below.replace('_', ' ')} is better, and none of {len(full)} changes gained"]
+        return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts)
+    because = [f"none of {len(full)} changes gained more than another seed does", *said(seen.curve, seen.sums)]
+    return QualityLimit(limit="noise", confidence="low" if doubts else "medium", because=because, doubts=doubts)
+
+
+def _beside(seen: Outcome, doubts: list[str]) -> QualityLimit | None:
+    """More rows or something simple, which are no changes of a config. Their gains are predicted, or were not chosen by
+    other rows than those that tell them: the confidence is low."""
+    options = [("complement", one.gain) for one in seen.sums if one.simple]
+    if seen.curve is not None and seen.curve.last.low > 0:
+        options.append(("data", seen.curve.doubled))
+    sure = [(limit, one) for limit, one in options if one.low > 0 and one.value > SURELY * seen.noise]
+    if not sure:
+        return None
+    limit, leading = max(sure, key=lambda pair: pair[1].value)
+    because = said(seen.curve if limit == "data" else None, seen.sums if limit == "complement" else [])
+    return QualityLimit(limit=limit, confidence="low", because=because, gain=leading.value, doubts=doubts)
+
+
+def _named(seen: Outcome, kept: Sequence[Tried], doubts: list[str]) -> QualityLimit:
+    """The limit that the largest kept change confirms."""
+    leading, confidence = max(kept, key=lambda one: one.gain.value), "low"
+    if leading.gain.certain and leading.gain.value > 0 and leading.confirmed:
+        # The seed by which a change was chosen flatters it.
+        sure = seen.whole.certain and seen.enough_seeds and seen.fresh.certain and seen.fresh.value > 0
+        confidence = "high" if sure else "medium"
+    half = (leading.gain.high - leading.gain.low) / 2
+    because = [
+        f"{leading.name} ({leading.change}) gains {leading.gain.value:+.4f} ± {half:.4f}", *said(seen.curve, seen.sums)
+    ]  # fmt: skip
+    others = [one for one in kept if one.limit != leading.limit]
+    second = max(others, key=lambda one: one.gain.value).limit if others else None
+    return QualityLimit(
+        limit=leading.limit, confidence=confidence, because=because, gain=leading.gain.value, doubts=doubts,
+        second=second,
+    )  # fmt: skip
+
+
+def said(curve: LearningCurve | None, sums: Sequence[Sum]) -> list[str]:
+    """Sentences about the learning curve and sums."""
+    texts = []
+    if curve is not None:
+        last, doubled = _bounds(curve.last), _bounds(curve.doubled)
+        texts.append(f"all rows gain {last} over half of them, and twice as many would gain about {doubled}")
+    texts += [f"the sum with {one.name} gains {_bounds(one.gain)} over the better part" for one in sums]
+    return texts
+
+
+def _bounds(one: Gain) -> str:
+    return f"{one.value:+.4f} ({one.low:+.4f} to {one.high:+.4f})"
