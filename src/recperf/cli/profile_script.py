@@ -91,6 +91,7 @@ def command(arguments: list[str]) -> int:
     # The program may change to another folder.
     place, folder = place.absolute(), Path.cwd()
     from ..execution.script import Program, profile_program
+    from ..execution.started_processes import StartedProcesses
 
     program = Program(
         options.script,
@@ -100,7 +101,11 @@ def command(arguments: list[str]) -> int:
         options.to_the_end,
         learning=options.learning,
     )
-    with FLAG.default_signals(), _stdout_to_stderr() if options.json else nullcontext():
+    with (
+        StartedProcesses().ended_with_command(),
+        FLAG.default_signals(),
+        _stdout_to_stderr() if options.json else nullcontext(),
+    ):
         outcome = profile_program(program, quiet=options.quiet or not first, peaks=options.peaks and first)
         several = "RANK" in os.environ or (outcome.report is not None and outcome.report.ranks is not None)
         if (options.try_ or options.try_fixes) and outcome.report is not None and not several:
@@ -128,8 +133,15 @@ def _launch(ranks: int, arguments: list[str]) -> int:
     ours = own_arguments(arguments)
     command = [*launcher, "-m", "recperf", "profile", *rank_arguments(ours), *arguments[len(ours) :]]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // ranks))
-    with FLAG.default_signals():
-        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": threads}, check=False).returncode
+    from ..execution.started_processes import StartedProcesses
+
+    started = StartedProcesses()
+    with started.ended_with_command(), FLAG.default_signals():
+        try:
+            return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": threads}, check=False).returncode
+        except KeyboardInterrupt:
+            started.end()
+            raise
 
 
 def _is_patch(file: Path) -> bool:

@@ -38,9 +38,12 @@ from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_functio
 from .rank_profiles import COUNTS, Meeting, RankFile, SampledRank, of_children, together, world_size
 from .side_effects import SideEffects
 from .source_rules import advise_on_sources
+from .started_processes import StartedProcesses
 from .step_profile import Evidence, Profiler
 
 MAIN = "__main__:"
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def run_program(
 ) -> tuple[ScriptOutcome, Hooks]:
     """Run the program until the profiler has seen enough of its steps."""
     code = _compiled(program)
-    outcome = ScriptOutcome()
+    outcome, started = ScriptOutcome(), StartedProcesses()
     profiler.__enter__()
     # Also where the program fails; no report is built.
     with closing(profiler):
@@ -132,6 +135,8 @@ def run_program(
         if active_children():
             # Iterators of loaders that are not referenced any more end their worker processes.
             gc.collect()
+        if outcome.stopped or outcome.code == INTERRUPTED:
+            started.end()
         outcome.wall_s, outcome.cpu_s = monotonic() - began, process_time() - began_cpu
         outcome.steps, outcome.workers = hooks.steps_seen, hooks.workers
     return outcome, hooks
@@ -202,7 +207,7 @@ def _run(program: Program, code: Any, module: ModuleType, hooks: Hooks, outcome:
         while own is not None and own.tb_frame.f_code.co_filename != str(program.script):
             own = own.tb_next
         traceback.print_exception(type(error), error, own or error.__traceback__)
-        return (130 if isinstance(error, KeyboardInterrupt) else 1), False
+        return (INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1), False
     return 0, hooks.stops == 1
 
 
