@@ -68,6 +68,8 @@ class Diagnosing:
     _scored: dict[str, Scored] = field(default_factory=dict)
     """By config."""
     _tried: list[Tried] = field(default_factory=list)
+    _compared: list[tuple[str, str]] = field(default_factory=list)
+    """The configs that each of them compares."""
     _left_out: list[str] = field(default_factory=list)
     _cost: float = 0.0
     """Seconds of a training in full."""
@@ -240,9 +242,9 @@ class Diagnosing:
             if self.left < cost:
                 self._left_out.append(change.name)
                 continue
-            scored = self._attempt(self._applied([*kept, change]), change.name)
-            if scored is not None:
-                tried = self._record(change, kept, scored, best, screened=False)
+            config = self._applied([*kept, change])
+            if self._attempt(config, change.name) is not None:
+                tried = self._record(change, kept, config, self._applied(kept), screened=False)
                 if tried.chosen > self._noise():
                     gained.append((change, tried))
         return gained
@@ -257,14 +259,14 @@ class Diagnosing:
         current, gains = self._applied(kept), []
         seed = self.config.seed
         steps = [one for one in options if one.limit == "steps"]
-        short = self._train(shortened(current), seed, "the run with a quarter of the steps")
+        self._train(shortened(current), seed, "the run with a quarter of the steps")
         for change in (one for one in options if one.limit != "steps"):
             if self.left < self._cost_of(kept) * (FULL + 1 / SCREENED):
                 self._left_out.append(change.name)
                 continue
-            scored = self._attempt(shortened(with_change(current, change)), f"{change.name}, a quarter of the steps")
-            if scored is not None:
-                tried = self._record(change, kept, scored, short, screened=True)
+            config = shortened(with_change(current, change))
+            if self._attempt(config, f"{change.name}, a quarter of the steps") is not None:
+                tried = self._record(change, kept, config, shortened(current), screened=True)
                 gains.append((tried.chosen, change))
         gains.sort(key=lambda pair: -pair[0])
         return [*steps[:1], *(change for chosen, change in gains[:FULL] if chosen > 0)]
@@ -280,14 +282,16 @@ class Diagnosing:
             self.report.say(f"  {name}: {error.what}")
             return None
 
-    def _record(self, change: Change, kept: Sequence[Change], new: Scored, old: Scored, *, screened: bool) -> Tried:
-        seed = self.config.seed
+    def _record(self, change: Change, kept: Sequence[Change], config: Any, before: Any, *, screened: bool) -> Tried:
+        seed, keys = self.config.seed, (key_of(config), key_of(before))
+        new, old = (self._scored[key] for key in keys)
         tried = Tried(
             name=change.name, limit=change.limit, change=change.command, fields=dict(change.fields), screened=screened,
             chosen=new.chosen[seed] - old.chosen[seed], gain=gain(new, old, self._seeds()),
             on_top=tuple(one.name for one in kept),
         )  # fmt: skip
         self._tried.append(tried)
+        self._compared.append(keys)
         return tried
 
     def _seeds(self) -> tuple[float, int]:
@@ -331,6 +335,9 @@ class Diagnosing:
         quality, leading = self.result.quality, self.task.leading
         base = self._scored[key_of(self.config)]
         best = self._scored[key_of(self._applied(kept))]
+        for one, (new, old) in zip(self._tried, self._compared):
+            # Only now all is known of how seeds differ.
+            one.gain = gain(self._scored[new], self._scored[old], self._seeds())
         full = [one for one in self._tried if not one.screened]
         for one, there in zip(full, holm([one.gain.chance for one in full])):
             one.confirmed = there

@@ -21,7 +21,7 @@ from .schemas import LEARNING, SavedLearning, read_file
 
 MOST_FACTS = 4
 """Parts of the distance that a terminal lists."""
-TONES = ("forward", "backward", "update", "data", "accent")
+TONES = ("embedding", "top", "interaction", "update", "data")
 
 
 class DiagnosisReport(Diagnosis):
@@ -118,7 +118,8 @@ def _bar(diagnosis: Diagnosis) -> Figure:
     rest = (diagnosis.possible or 0.0) - reached
     parts.append(charts.BarPart("unexplained" if rest > 0 else "?", rest if rest > 0 else 0.04 * reached, "muted"))
     end = "then what is possible but not explained" if rest > 0 else "what is possible is not known (?)"
-    caption = f"The best baseline, what the run adds, what each kept change adds, {end}."
+    first = "The best baseline, what the run adds" if start < diagnosis.score else "The run"
+    caption = f"{first}, what each kept change adds, {end}."
     return Figure(_line(diagnosis), caption, lambda: charts.stacked([("", parts)], "value"))
 
 
