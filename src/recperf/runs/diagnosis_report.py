@@ -119,7 +119,7 @@ def _bar(diagnosis: Diagnosis) -> Figure:
     parts.append(charts.BarPart("unexplained" if rest > 0 else "?", rest if rest > 0 else 0.04 * reached, "muted"))
     end = "then what is possible but not explained" if rest > 0 else "what is possible is not known (?)"
     first = "The best baseline, what the run adds" if start < diagnosis.score else "The run"
-    caption = f"{first}, what each kept change adds, {end}."
+    caption = f"{first}, what each kept change adds; {end}."
     return Figure(_line(diagnosis), caption, lambda: charts.stacked([("", parts)], "value"))
 
 
