@@ -72,6 +72,8 @@ class Meeting:
                 result = original(*arguments, **named)
                 self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
                 self._store = distributed_c10d.PrefixStore("recperf", distributed_c10d._get_default_store())
+                # Launchers of trainers start further ranks as plain programs, which send nothing.
+                self._store.set(f"profiled {self.rank}", b"1")
                 joined()
                 return result
 
@@ -91,6 +93,8 @@ class Meeting:
         every = [mine]
         for rank in range(1, self.size):
             with suppress(RuntimeError):
+                if not self._store.check([f"profiled {rank}"]):
+                    continue
                 self._store.wait([f"{rank}"], timedelta(seconds=SECONDS))
                 every.append(RankFile(*pickle.loads(self._store.get(f"{rank}"))))
         with suppress(RuntimeError):
