@@ -32,7 +32,8 @@ def data_of(users: int, events: int) -> NextItemData:
 def test_settings_follow_the_events(users: int, events: int, kind: str, length: int, dropout: float) -> None:
     data = data_of(users, events)
     assert own_data.kind_of(data) == kind
-    model = for_data(data).model
+    model, train = for_data(data).model, for_data(data).train
+    assert train.average_steps == (0 if kind == "small" else own_data.AVERAGE)
     assert (model.max_length, model.dropout, model.encoder, model.counts) == (length, dropout, "auto", "on")
 
 

@@ -16,7 +16,7 @@ FULL = 200_000
 LONG = 95
 """Percentile of the events of a user that the model reads at most."""
 AVERAGE = 200
-"""Steps over which the weights are averaged."""
+"""Steps over which the weights are averaged; of small data, whose best weights do not last as long, they are not."""
 SMALL = 40_000
 """Events below which data is small."""
 DENSE = 50
@@ -79,11 +79,12 @@ def settings_for(data: NextItemData) -> dict[str, dict[str, Any]]:
         "dropout": 0.5 if kind == "sparse" else 0.3,
         "temperature": 0.07,
     }  # fmt: skip
-    train = {"weight_decay": 0.01, "table_weight_decay": 0.01, "average_steps": AVERAGE}
+    train = {"weight_decay": 0.01, "table_weight_decay": 0.01}
     if kind == "small":
         return {"model": model, "train": {**training_for(data), **train}}
     batch = batch_for(data.users, 256 if kind == "sparse" else 128)
-    return {"model": model, "train": {**train, "batch_size": batch, "epochs": 100, "evaluate_epochs": 2, "patience": 4}}
+    looks = {"epochs": 100, "evaluate_epochs": 2, "patience": 4}
+    return {"model": model, "train": {**train, **looks, "batch_size": batch, "average_steps": AVERAGE}}
 
 
 def sizes_for(data: NextItemData, encoder: str, gpu: bool) -> Sizes:
