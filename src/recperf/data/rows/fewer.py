@@ -5,7 +5,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from ..split.rows import RowSplit
 
 if TYPE_CHECKING:
     from ..split.events import EventSplit
-    from .imported import ImportedClicks
 
 SEED = 7
 NEVER = 1e300
@@ -46,8 +45,8 @@ def training_part(fit_N: Marks, config: SplitConfig, split: RowSplit | EventSpli
     return np.asarray(fit_N & drawn_N)
 
 
-def hide(clicks: ImportedClicks, name: str) -> None:
-    """Make a column the same in every row."""
+def hide(clicks: Any, name: str) -> None:
+    """Make a column of imported clicks the same in every row."""
     numbers = [one.name for one in clicks.columns.numeric]
     if name in numbers and numbers.index(name) not in clicks.indicators:
         clicks.scales[numbers.index(name)] = type(clicks.scales[0])(0.0, NEVER)
