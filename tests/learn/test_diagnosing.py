@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_logs import CASES, made, prepare, rows, train
+from planted_logs import rows
+from planted_quality import CASES, made, prepare, train
 
 from recperf.config import to_json
 from recperf.errors import ConfigError

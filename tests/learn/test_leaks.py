@@ -7,7 +7,8 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 import pytest
 import torch
-from planted_logs import Log, made, rows, sequences
+from planted_logs import Log, rows, sequences
+from planted_quality import made
 
 import recperf
 from recperf.learn.leaks import area

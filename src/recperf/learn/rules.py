@@ -2,7 +2,7 @@
 named where it leads. Torch-free.
 
 Gains are in the metric that chooses the epoch: nats of log loss, or NDCG@10. The bounds were set on the small planted
-logs of seed 0 (tests/learn/planted_logs.py). Rules and logs were also changed after wrong answers on seed 1, so that
+logs of seed 0 (tests/learn/planted_quality.py). Rules and logs were also changed after wrong answers on seed 1, so that
 rates measured there flatter them; no rule was set or changed by other seeds or the large logs.
 """
 
