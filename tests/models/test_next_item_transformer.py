@@ -46,18 +46,25 @@ def model_of(config: NextItemConfig) -> NextItemModel:
     return model
 
 
+def turned(rows: Tensor) -> Tensor:
+    """Queries or keys of three numbers, of which two are a point, by as many radians as their place."""
+    x, y, rest = rows.t()
+    places = torch.arange(len(rows))
+    return torch.stack([x * places.cos() - y * places.sin(), x * places.sin() + y * places.cos(), rest], 1)
+
+
 def expected(model: NextItemModel, batch: SequenceBatch, row: int) -> Tensor:
     """The vectors of one sequence."""
     config, first, stop = model.config, *batch.offsets_B1[row : row + 2].tolist()
     items_L, length = batch.items_T[first:stop], stop - first
-    x = model.items_ID[items_L] * math.sqrt(config.dim) + model.positions_ND[:length]
+    x = model.items_ID[items_L] * math.sqrt(config.dim)
     norm = lambda part, x: F.layer_norm(x, (config.dim,), part.weight, part.bias, 1e-6)  # noqa: E731
     for block in model.blocks:
         q, k, v = ((norm(block.attention_norm, x) @ block.qkv_DF)[:, 6 * at : 6 * at + 6] for at in range(3))  # type: ignore[operator]
         heads = []
         for head in range(config.heads):
             part = slice(3 * head, 3 * head + 3)
-            scores = q[:, part] @ k[:, part].t() / math.sqrt(3)
+            scores = turned(q[:, part]) @ turned(k[:, part]).t() / math.sqrt(3)
             if batch.times_T is not None and batch.next_times_T is not None:
                 starts = bucket_starts(config.time_buckets, CPU)[:-1].tolist()
                 for late in range(length):

@@ -30,8 +30,8 @@ class NextItemConfig:
     """The blocks of an encoder over a user's items in time order, whose last output is compared with every item."""
 
     encoder: Literal["auto", "hstu", "transformer"] = "hstu"
-    """hstu: gated SiLU attention with a bias by distance. transformer: softmax attention and a gated feed-forward
-    layer, 4 times as wide as a token, both behind layer norms. auto: what is better for the data."""
+    """hstu: gated SiLU attention with a bias by distance. transformer: softmax attention with rotary positions and a
+    gated feed-forward layer, 4 times as wide as a token, both behind layer norms. auto: what is better for the data."""
     items: int = 0
     """Items of the catalogue; 0: as many as the data has."""
     feature_rows: int = 0
@@ -93,12 +93,13 @@ class NextItemConfig:
     @property
     def part_parameters(self) -> dict[str, int]:
         dim, width, last = self.dim, self.width, 0
-        block = 4 * dim * width + width * dim + dim + self.max_length
+        block, positions = 4 * dim * width + width * dim + dim + self.max_length, {"positions": self.max_length * dim}
         if self.encoder == "transformer":
+            positions = {}
             block, last = 4 * dim * width + 3 * FEED_FORWARD * dim * dim + 4 * dim, 2 * dim
         features = {"features": self.feature_rows * dim} if self.feature_rows else {}
         blocks = self.blocks * (block + self.time_buckets) + last
-        return {"positions": self.max_length * dim, "blocks": blocks, **features}
+        return {**positions, "blocks": blocks, **features}
 
     @property
     def table_parameters(self) -> int:
@@ -115,7 +116,9 @@ def step(
     dim, width, blocks = model.dim, model.width, model.blocks
     values = FLOAT * tokens
     forward = {
-        "tokens": Cost(2 * tokens * dim, INDEX * tokens + FLOAT * unique * dim + values * dim),
+        "tokens": Cost(
+            (2 - (model.encoder == "transformer")) * tokens * dim, INDEX * tokens + FLOAT * unique * dim + values * dim
+        ),
         "attention": Cost(blocks * 4 * pairs * width, blocks * values * 4 * width),
     }
     if model.encoder == "transformer":

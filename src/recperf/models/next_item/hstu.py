@@ -6,8 +6,6 @@ E = H * A, P distances, K time buckets.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +14,7 @@ from ...data.next_item_batches import SequenceBatch
 from ...measure.spans import span
 from ...ops import hstu_attention
 from ...ops.hstu_attention import Mask, RelativeBias
+from ...ops.layer_norm import layer_norm
 from ..init import normal_, xavier_uniform_
 from .config import NextItemConfig
 from .dropout import EPS, STD, dropped
@@ -26,6 +25,8 @@ class HSTUBlock(nn.Module):
 
     normed = False
     """Whether its last output is normalised by a layer norm with weights."""
+    positions = True
+    """Whether learned vectors of positions are added to the tokens."""
 
     def __init__(self, config: NextItemConfig, device: torch.device, seed: int, name: str) -> None:
         super().__init__()
@@ -43,18 +44,13 @@ class HSTUBlock(nn.Module):
         xavier_uniform_(self.output_ED, seed, f"{name}.output")
 
     @staticmethod
-    def positions_std(config: NextItemConfig) -> float:
-        """Items are multiplied by the root of the width, so that both are of one size."""
-        return math.sqrt(1 / config.dim)
-
-    @staticmethod
     def bias_input(batch: SequenceBatch, starts_K: Tensor | None) -> None:
         """The attention reads times from the batch itself."""
 
     def forward(self, x_TD: Tensor, batch: SequenceBatch, _: None = None) -> Tensor:
         config = self.config
         with span("stu_input"):
-            normed_TD = F.layer_norm(x_TD, (config.dim,), eps=EPS)
+            normed_TD = layer_norm(x_TD, None, None, EPS)
             u_TE, v_TE, q_TE, k_TE = torch.split(F.silu(normed_TD @ self.uvqk_DF), config.width, 1)
         with span("attention"):
             q_THA, k_THA, v_THA = (x_TE.view(-1, config.heads, config.head_dim) for x_TE in (q_TE, k_TE, v_TE))
@@ -64,7 +60,7 @@ class HSTUBlock(nn.Module):
             bias = RelativeBias(self.distances_P, *by_time)
             attended_THA = hstu_attention.attention(q_THA, k_THA, v_THA, batch.offsets_B1, mask, bias=bias)
         with span("stu_output"):
-            gated_TE = u_TE * F.layer_norm(attended_THA.flatten(1), (config.width,), eps=EPS)
+            gated_TE = u_TE * layer_norm(attended_THA.flatten(1), None, None, EPS)
             dropped_TE = dropped(gated_TE, config.dropout, self.training, batch)
             return torch.addmm(self.output_bias_D, dropped_TE, self.output_ED).add_(x_TD)
 

@@ -1,5 +1,5 @@
-"""A model of the next item: tokens of items and positions, the blocks of an encoder, and a user vector whose cosine
-with an item's embedding is the item's score.
+"""A model of the next item: tokens of items (and of positions with hstu), the blocks of an encoder, and a user vector
+whose cosine with an item's embedding is the item's score.
 
 Dropout and drawn negatives come from torch's own generators, whose state a checkpoint holds.
 
@@ -76,9 +76,12 @@ class NextItemModel(nn.Module):
         if rows is None:
             self.items_ID = nn.Parameter(torch.empty(config.items + 1, config.dim, device=device))
         self.reset(seed)
-        self.positions_ND = nn.Parameter(torch.empty(config.max_length, config.dim, device=device))
         encoder = ENCODERS[config.encoder]
-        normal_(self.positions_ND, encoder.positions_std(config), seed, "positions")
+        self.positions_ND: nn.Parameter | None = None
+        if encoder.positions:
+            self.positions_ND = nn.Parameter(torch.empty(config.max_length, config.dim, device=device))
+            # Items are multiplied by the root of the width, so that both are of one size.
+            normal_(self.positions_ND, math.sqrt(1 / config.dim), seed, "positions")
         self.features_VD: nn.Parameter | None = None
         if config.feature_rows:
             assert values is not None
@@ -123,7 +126,8 @@ class NextItemModel(nn.Module):
         with span("tokens"):
             items_TD = self.embedded(batch.items_T) if items_TD is None else items_TD
             x_TD = items_TD * math.sqrt(config.dim)
-            x_TD = x_TD + F.embedding(batch.positions_T, self.positions_ND)
+            if self.positions_ND is not None:
+                x_TD = x_TD + F.embedding(batch.positions_T, self.positions_ND)
             x_TD = dropped(x_TD, config.dropout, self.training, batch)
         bias = ENCODERS[config.encoder].bias_input(batch, self.starts_K)
         # Without its cache of converted weights, which a CUDA graph would hold on to.
@@ -251,7 +255,9 @@ class PaddedModel(nn.Module):
         query_times_BL: Tensor | None = None,
     ) -> Tensor:
         """User vectors, of length 1."""
-        x_BLD = F.embedding(rows_BL, self.items_ID) * math.sqrt(self.config.dim) + self.positions_LD
+        x_BLD = F.embedding(rows_BL, self.items_ID) * math.sqrt(self.config.dim)
+        if self.positions_LD is not None:
+            x_BLD = x_BLD + self.positions_LD
         buckets_BLL = None
         if times_BL is not None and query_times_BL is not None:
             buckets_BLL = buckets(times_BL, query_times_BL, self.starts_K)

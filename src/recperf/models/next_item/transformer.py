@@ -1,5 +1,5 @@
-"""Transformer blocks: causal softmax attention and a gated feed-forward layer, each behind a layer norm and with a
-residual connection.
+"""Transformer blocks: causal softmax attention with rotary positions and a gated feed-forward layer, each behind a
+layer norm and with a residual connection.
 
 Sequences are packed everywhere but in the attention, which takes less time than the rest.
 
@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 from ...data.next_item_batches import SequenceBatch
 from ...measure.spans import span
+from ...ops.layer_norm import layer_norm
+from ...ops.padding import packed_heads, padded_heads, rotated
+from ...ops.swiglu import swiglu
 from ..init import normal_, xavier_uniform_
 from .config import FEED_FORWARD, NextItemConfig
 from .dropout import EPS, STD, dropped
@@ -23,6 +26,8 @@ from .dropout import EPS, STD, dropped
 class TransformerBlock(nn.Module):
     normed = True
     """Whether its last output is normalised by a layer norm with weights."""
+    positions = False
+    """Whether learned vectors of positions are added to the tokens."""
 
     def __init__(self, config: NextItemConfig, device: torch.device, seed: int, name: str) -> None:
         super().__init__()
@@ -40,10 +45,6 @@ class TransformerBlock(nn.Module):
             normal_(self.buckets_K, STD, seed, f"{name}.buckets")
 
     @staticmethod
-    def positions_std(config: NextItemConfig) -> float:
-        return STD
-
-    @staticmethod
     def bias_input(batch: SequenceBatch, starts_K: Tensor | None) -> Tensor | None:
         """The time bucket of each pair of a position and one before it; None where events have no times."""
         if starts_K is None or batch.times_T is None or batch.next_times_T is None:
@@ -53,37 +54,43 @@ class TransformerBlock(nn.Module):
     def forward(self, x_TD: Tensor, batch: SequenceBatch, buckets_BLL: Tensor | None = None) -> Tensor:
         config = self.config
         with span("attention_input"):
-            qkv_TF = self.attention_norm(x_TD) @ self.qkv_DF
+            qkv_TF = _normed(self.attention_norm, x_TD) @ self.qkv_DF
         with span("attention"):
-            attended_TE = batch.packed(self._attended(batch.padded(qkv_TF), buckets_BLL))
+            q_BHLA, k_BHLA, v_BHLA = padded_heads(qkv_TF, batch, heads=config.heads, parts=3, rotated=2)
+            attended_TE = packed_heads(self._attended(q_BHLA, k_BHLA, v_BHLA, buckets_BLL), batch)
         with span("attention_output"):
             x_TD = x_TD + dropped(attended_TE @ self.output_ED, config.dropout, self.training, batch)
         with span("feed_forward"):
-            return x_TD + dropped(self._fed(x_TD), config.dropout, self.training, batch)
+            fed_TD = swiglu(_normed(self.feed_norm, x_TD) @ self.gate_DF) @ self.down_FD
+            added_TD: Tensor = x_TD + dropped(fed_TD, config.dropout, self.training, batch)
+            return added_TD
 
     def padded(self, x_BLD: Tensor, back_LL: Tensor, buckets_BLL: Tensor | None) -> Tensor:
         """The same on padded sequences."""
-        x_BLD = x_BLD + self._attended(self.attention_norm(x_BLD) @ self.qkv_DF, buckets_BLL) @ self.output_ED
-        return x_BLD + self._fed(x_BLD)
-
-    def _attended(self, qkv_BLF: Tensor, buckets_BLL: Tensor | None) -> Tensor:
         heads = (self.config.heads, self.config.head_dim)
         q_BHLA, k_BHLA, v_BHLA = (
-            one.reshape(*one.shape[:2], *heads).transpose(1, 2) for one in qkv_BLF.chunk(3, dim=2)
+            one_BLE.reshape(*one_BLE.shape[:2], *heads).transpose(1, 2)
+            for one_BLE in (self.attention_norm(x_BLD) @ self.qkv_DF).chunk(3, dim=2)
         )
-        if buckets_BLL is None or self.buckets_K is None:
-            attended_BHLA = F.scaled_dot_product_attention(q_BHLA, k_BHLA, v_BHLA, is_causal=True)
-        else:
-            later_LL = torch.ones_like(buckets_BLL[0], dtype=torch.bool).triu(1)
-            bias_BLL = self.buckets_K[buckets_BLL].masked_fill(later_LL, -torch.inf)
-            attended_BHLA = F.scaled_dot_product_attention(q_BHLA, k_BHLA, v_BHLA, attn_mask=bias_BLL[:, None])
-        return attended_BHLA.transpose(1, 2).flatten(2)
+        attended_BHLA = self._attended(rotated(q_BHLA), rotated(k_BHLA), v_BHLA, buckets_BLL)
+        x_BLD = x_BLD + attended_BHLA.transpose(1, 2).flatten(2) @ self.output_ED
+        gate_BLF, up_BLF = (self.feed_norm(x_BLD) @ self.gate_DF).chunk(2, dim=-1)
+        out_BLD: Tensor = x_BLD + (F.silu(gate_BLF) * up_BLF) @ self.down_FD
+        return out_BLD
 
-    def _fed(self, x_D: Tensor) -> Tensor:
-        """The gated feed-forward layer, of positions in any shape."""
-        gate_F, up_F = (self.feed_norm(x_D) @ self.gate_DF).chunk(2, dim=-1)
-        fed_D: Tensor = (F.silu(gate_F) * up_F) @ self.down_FD
-        return fed_D
+    def _attended(self, q_BHLA: Tensor, k_BHLA: Tensor, v_BHLA: Tensor, buckets_BLL: Tensor | None) -> Tensor:
+        if buckets_BLL is None or self.buckets_K is None:
+            return F.scaled_dot_product_attention(q_BHLA, k_BHLA, v_BHLA, is_causal=True)
+        later_LL = torch.ones_like(buckets_BLL[0], dtype=torch.bool).triu(1)
+        bias_BLL = self.buckets_K[buckets_BLL].masked_fill(later_LL, -torch.inf)
+        return F.scaled_dot_product_attention(q_BHLA, k_BHLA, v_BHLA, attn_mask=bias_BLL[:, None])
+
+
+def _normed(norm: nn.LayerNorm, x_TD: Tensor) -> Tensor:
+    """In the type of the products that follow."""
+    device = x_TD.device.type
+    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return layer_norm(x_TD, norm.weight, norm.bias, norm.eps, kind=kind)
 
 
 def buckets(times_BL: Tensor, next_times_BL: Tensor, starts_K: Tensor) -> Tensor:

@@ -47,6 +47,10 @@ def dense_rows(x_TD: Tensor) -> Tensor:
     return x_TD if x_TD.stride(-1) == 1 or x_TD.shape[-1] <= 1 else x_TD.contiguous()
 
 
+def _dense(weight_D: Tensor | None) -> Tensor | None:
+    return None if weight_D is None else weight_D.contiguous()
+
+
 @triton.jit
 def standardised(value, inside, eps, D):
     """Rows of mean 0 and variance 1, the mean, and 1 / standard deviation; 0 outside."""
@@ -67,16 +71,17 @@ def before_standard(grad, standard, spread, D):
 @triton.jit(do_not_specialize=["T"])
 def _forward(
     x, weight, bias, out, stats, T, D, x_stride, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, SWISH: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, SWISH: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < T)[:, None] & (column < D)[None, :]
     value = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
-    b = tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)
-    standard, mean, spread = standardised(value, inside, eps, D)
-    normed = standard * w[None, :] + b[None, :]
+    normed, mean, spread = standardised(value, inside, eps, D)
+    if WEIGHTED:
+        w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+        b = tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)
+        normed = normed * w[None, :] + b[None, :]
     if SWISH:
         normed = value * tl.sigmoid(normed)
     tl.store(out + row[:, None] * D + column[None, :], normed, mask=inside)
@@ -86,18 +91,19 @@ def _forward(
 
 @operator("layer_norm_forward")
 def forward(
-    x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, *, swish: bool = False
-) -> tuple[Tensor, Tensor]:
+    x_TD: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, eps: float, *, swish: bool = False,
+    kind: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The normed rows, or x * sigmoid(of them), and the statistics that the backward pass wants."""
     x_TD = dense_rows(x_TD)
     tokens, columns = x_TD.shape
-    out_TD = torch.empty(tokens, columns, dtype=x_TD.dtype, device=x_TD.device)
+    out_TD = torch.empty(tokens, columns, dtype=kind or x_TD.dtype, device=x_TD.device)
     stats_2T = torch.empty(2, tokens, dtype=torch.float32, device=x_TD.device)
     if tokens:
         width, rows, warps = tile(columns, FORWARD)
         _forward[(triton.cdiv(tokens, rows),)](
-            x_TD, weight_D.contiguous(), bias_D.contiguous(), out_TD, stats_2T, tokens, columns, x_TD.stride(0), eps,
-            ROWS=rows, WIDTH=width, SWISH=swish, num_warps=warps,
+            x_TD, _dense(weight_D), _dense(bias_D), out_TD, stats_2T, tokens, columns, x_TD.stride(0), eps,
+            ROWS=rows, WIDTH=width, SWISH=swish, WEIGHTED=weight_D is not None, num_warps=warps,
         )  # fmt: skip
     return out_TD, stats_2T
 
@@ -106,11 +112,15 @@ def forward(
 def _backward(
     grad, x, weight, bias, stats, residual, dx, shares, T, D, stretch, grad_stride, x_stride, residual_stride,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, SWISH: tl.constexpr, RESIDUAL: tl.constexpr, AGAIN: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     begin = tl.program_id(0).to(tl.int64) * stretch
     column = tl.arange(0, WIDTH)
-    w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
-    b = tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)
+    w = tl.full([WIDTH], 1.0, dtype=tl.float32)
+    b = tl.zeros([WIDTH], dtype=tl.float32)
+    if WEIGHTED:
+        w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+        b = tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)
     dweight = tl.zeros([WIDTH], dtype=tl.float32)
     dbias = tl.zeros([WIDTH], dtype=tl.float32)
     for turn in range(0, stretch, ROWS):
@@ -131,33 +141,35 @@ def _backward(
             gate = tl.sigmoid(normed)
             direct += slope * gate
             slope = slope * value * gate * (1.0 - gate)
-        dweight += tl.sum(slope * standard, 0)
-        dbias += tl.sum(slope, 0)
+        if WEIGHTED:
+            dweight += tl.sum(slope * standard, 0)
+            dbias += tl.sum(slope, 0)
         before = before_standard(slope * w[None, :], standard, spread, D) + direct
         tl.store(dx + row[:, None] * D + column[None, :], before, mask=inside)
         if AGAIN:
             # Every gradient of these rows has been read by now, by whichever thread.
             tl.debug_barrier()
             tl.store(place, normed, mask=inside)
-    share = shares + tl.program_id(0).to(tl.int64) * 2 * D + column
-    tl.store(share, dweight, mask=column < D)
-    tl.store(share + D, dbias, mask=column < D)
+    if WEIGHTED:
+        share = shares + tl.program_id(0).to(tl.int64) * 2 * D + column
+        tl.store(share, dweight, mask=column < D)
+        tl.store(share + D, dbias, mask=column < D)
 
 
 @operator("layer_norm_backward")
 def backward(
     grad_TD: Tensor,
     x_TD: Tensor,
-    weight_D: Tensor,
-    bias_D: Tensor,
+    weight_D: Tensor | None,
+    bias_D: Tensor | None,
     stats_2T: Tensor,
     *,
     swish: bool = False,
     residual_TD: Tensor | None = None,
     again: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (with the residual's added), weight and bias. With `again`, which is eps, the normed rows
-    overwrite the gradient."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x (with the residual's added), and of weight and bias if there are any. With `again`, which is eps,
+    the normed rows overwrite the gradient."""
     x_TD = dense_rows(x_TD)
     assert again is None or (grad_TD.stride(-1) == 1 and grad_TD.dtype == x_TD.dtype), (
         "the normed rows need their place"
@@ -168,15 +180,18 @@ def backward(
     dx_TD = torch.empty(tokens, columns, dtype=x_TD.dtype, device=x_TD.device)
     width, rows, warps = tile(columns, BACKWARD)
     programs, stretch = stretches(tokens, rows)
-    shares_P2D = torch.empty(programs, 2, columns, dtype=torch.float32, device=x_TD.device)
+    weighted = weight_D is not None
+    shares_P2D = torch.empty(programs if weighted else 0, 2, columns, dtype=torch.float32, device=x_TD.device)
     if tokens:
         _backward[(programs,)](
-            grad_TD, x_TD, weight_D.contiguous(), bias_D.contiguous(), stats_2T, residual_TD, dx_TD, shares_P2D,
+            grad_TD, x_TD, _dense(weight_D), _dense(bias_D), stats_2T, residual_TD, dx_TD, shares_P2D,
             tokens, columns, stretch, grad_TD.stride(0), x_TD.stride(0),
             0 if residual_TD is None else residual_TD.stride(0),
             ROWS=rows, WIDTH=width, SWISH=swish, RESIDUAL=residual_TD is not None, AGAIN=again is not None,
-            num_warps=warps,
+            WEIGHTED=weighted, num_warps=warps,
         )  # fmt: skip
+    if not weighted:
+        return dx_TD, None, None
     sums_2D = shares_P2D.sum(0)
     return dx_TD, sums_2D[0], sums_2D[1]
 
