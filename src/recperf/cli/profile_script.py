@@ -55,9 +55,10 @@ class Options(OutputOptions, VerboseOption):
     """Run the program again, beside itself with each advised change that can be made from outside, and show the gains
     that were measured. It does not run again where it wrote files, connected, started processes or read its input."""
     try_for: Annotated[float | None, tyro.conf.arg(metavar="SECONDS")] = None
-    """Time for all trials together. Default: 60, or half of what the program ran if that is more."""
+    """Time for all trials together. Default: 60, or half of what the program ran if that is more; no limit with
+    --try-fixes."""
     try_fixes: bool = False
-    """Try without a limit of time, and also where the program writes files or connects: it does so again."""
+    """Try also where the program writes files or connects: it does so again."""
     patch: Path | None = None
     """Write what gains as a diff for git apply, FILE.patch, and measure the program with it. Its files stay as they
     are."""

@@ -63,8 +63,8 @@ def try_advice(
     """Measure every change that can be made from outside, and write the gains into the advice of the report.
 
     All together take no more than `seconds`, by default the larger of a minute and half of what the program ran. With
-    `anywhere` time is not limited, and programs that write files run again too. What gains is written to `patch`, and
-    the program with it is measured as well.
+    `anywhere` the default is no limit, and programs that write files run again too. What gains is written to `patch`,
+    and the program with it is measured as well.
     """
     assert outcome.report is not None
     advice = outcome.report.advice or []
@@ -73,10 +73,9 @@ def try_advice(
             one.status, one.note = "not tried", problem
         return
     if seconds is None:
-        seconds = max(LEAST_S, PART * outcome.wall_s)
+        seconds = math.inf if anywhere else max(LEAST_S, PART * outcome.wall_s)
     temporary = TemporaryDirectory(prefix="recperf-trial-", ignore_cleanup_errors=True)
     with temporary as folder, FLAG.before_exit(temporary.cleanup):
-        seconds = math.inf if anywhere else seconds
         trials = Trials(program, outcome, Path(folder), seconds, anywhere, kept=1 + (patch is not None))
         with suppress(KeyboardInterrupt), trials:
             if seconds > 0 and any(one.settings for one in advice):
