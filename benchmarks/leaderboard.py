@@ -25,6 +25,10 @@ DATA = {
     "Sports_and_Outdoors": "Amazon Sports, S3-Rec's file",
     "Toys_and_Games": "Amazon Toys, S3-Rec's file",
     "Yelp": "Yelp, S3-Rec's file",
+    "ratings, split leave-one-out": "ML-1M, users 1 to 2,999",
+    "ratings, split leave-one-out, no times": "ML-1M, users 1 to 2,999, without times",
+    "ratings, split time": "ML-1M, users 1 to 2,999, split by time",
+    "ratings, split time, no times": "ML-1M, users 1 to 2,999, split by time, without times in the model",
 }
 """What files are called; ties of times are in the order of the file."""
 PUBLISHED = (

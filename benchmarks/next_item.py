@@ -7,6 +7,9 @@ those of the history left out; the epoch with the best validation NDCG@10 counts
 data and the device, and its counts; hstu and both plain models have none. Evaluations and their end are as configured,
 as are the users whose validation items choose the epoch. Times are those of training alone, without
 evaluations, from the first step on; `cpu_seconds` has all that the process did up to the best epoch.
+
+`--sides counts` has popularity, what followed and item-kNN, whose settings the validation chose. FILE may also be the
+folder of an event store (`recperf data import --store FOLDER`), with its times or not, split by time or leave-one-out.
 """
 
 from __future__ import annotations
@@ -24,9 +27,13 @@ import torch
 from _next_item_plain import PlainTraining
 from _rows import record, row, show
 from recperf.config import to_json
+from recperf.data.config import EventSplitOptions
+from recperf.data.events.store import open_store
 from recperf.data.next_item import NextItemData, Targets
+from recperf.data.split.events import of_events
 from recperf.tasks import NEXT_ITEM
 from recperf.train.device import applied
+from recperf.train.item_rules import baselines
 from recperf.train.loop import take_step
 from recperf.train.next_item import Scorer, rank
 from recperf.workloads.next_item.build import PreparedSequences
@@ -36,10 +43,15 @@ from recperf.workloads.next_item.own_data import DENSE, mean_events
 
 GOAL = 0.172
 """NDCG@10 that was published for HSTU on ML-1M."""
-SIDES = ("next-item", "hstu", "plain transformer", "plain")
+SIDES = ("next-item", "hstu", "plain transformer", "plain", "counts")
 
 
-def read(path: Path) -> NextItemData:
+def read(path: Path, split: str | None = None, times: bool = True) -> NextItemData:
+    if path.is_dir():
+        store = open_store(path)
+        chosen = of_events(store, EventSplitOptions(split=split))  # type: ignore[arg-type]
+        data = NextItemData.from_store(store, chosen)
+        return data if times else replace(data, times_E=None)
     lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
     if len(lines[0]) == 2:
         users, items = np.array(lines, np.int64).T
@@ -139,7 +151,8 @@ def config_of(kind: str, data: NextItemData, options: argparse.Namespace) -> Nex
         config = replace(config, model=replace(config.model, encoder="transformer"))
     else:
         config = dense() if mean_events(data) >= DENSE else sparse()
-    config = replace(config, model=replace(config.model, items=data.items, time_buckets=0))
+    buckets = 0 if data.times_E is None else config.model.time_buckets
+    config = replace(config, model=replace(config.model, items=data.items, time_buckets=buckets))
     config = changed(replace(config, train=replace(config.train, device=options.device)), options.set)
     return with_sizes(config, data)
 
@@ -155,6 +168,18 @@ def plain_sizes(kind: str, config: NextItemRunConfig) -> dict[str, Any]:
     return {**sizes, **more}
 
 
+def counted_rows(data: NextItemData, name: str, conditions: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each metric of each baseline that counts."""
+    rows = []
+    for baseline, make in baselines(data).items():
+        metrics = rank(data, data.test(), make(), seen="left-out").metrics()
+        for metric in ("ndcg_10", "hit_rate_10"):
+            facts = {**conditions, "device": "cpu", "seeds": 1, "by_seed": [metrics[metric]]}
+            rows.append(row("next_item", f"{name}: {baseline}", metric, "", [metrics[metric]], facts))
+            print(show(rows[-1]), flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
@@ -166,14 +191,21 @@ def main() -> None:
     parser.add_argument("--goal", type=float, default=GOAL, help="NDCG@10 to which the time counts")
     parser.add_argument("--patience", type=int, default=0, help="evaluations without a better one; 0: as configured")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of training after which a side stops")
+    parser.add_argument("--split", choices=["time", "leave-one-out"], help="of an event store")
+    parser.add_argument("--no-times", action="store_true", help="leave the times of an event store out")
     parser.add_argument("--set", nargs="*", default=[], help="settings of our models, such as model.dropout=0.3")
     parser.add_argument("--dry", action="store_true", help="print rows and do not store them")
     options = parser.parse_args()
-    data = read(options.file)
+    data = read(options.file, options.split, not options.no_times)
+    name = options.file.stem + (f", split {options.split}" if options.split else "") + ", no times" * options.no_times
     configs = {kind: config_of(kind, data, options) for kind in ("next-item", "hstu")}
     rows = []
     for kind in options.sides:
         results = []
+        if kind == "counts":
+            facts = {"file": options.file.name, "users": data.users, "items": data.items, "set": []}
+            rows += counted_rows(data, name, facts)
+            continue
         for seed in range(1, options.seeds + 1):
             prepared, side = ours(data, configs["hstu" if kind in ("hstu", "plain") else "next-item"], seed)
             with applied(prepared.settings):
@@ -197,7 +229,7 @@ def main() -> None:
             values = [result[metric] for result in results]
             conditions |= {"goal": options.goal, "by_seed": values}
             unit = "s" if metric in seconds else ""
-            rows.append(row("next_item", f"{options.file.stem}: {kind}", metric, unit, values, dict(conditions)))
+            rows.append(row("next_item", f"{name}: {kind}", metric, unit, values, dict(conditions)))
             print(f"{show(rows[-1])}  mean {np.mean(values):.4f}", flush=True)
     if not options.dry:
         record(rows)
