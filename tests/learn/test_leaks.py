@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -13,6 +14,15 @@ from planted_quality import made
 import recperf
 from recperf.learn.leaks import area
 from recperf.train.metrics import auc
+
+
+def answered(draw: np.random.Generator, size: float) -> Log:
+    """Clicks with two times in milliseconds: of an earlier event, and of an answer after half of them."""
+    log = rows(draw, size, count=2000, steady=True)
+    time, half = log.columns["time"], draw.random(len(log.columns["time"])) < 0.5
+    delay = draw.integers(600, 86_400, len(time))
+    columns = {**log.columns, "before": 1000 * (time - delay), "answer": 1000 * np.where(half, time + delay, time - 9)}
+    return replace(log, columns=columns, options={**log.options, "numeric": "x0,x1,before,answer"})
 
 
 def notes(log: Log, name: str) -> str:
@@ -29,6 +39,7 @@ def notes(log: Log, name: str) -> str:
         (made(rows, leak=0.99, count=2000), "status alone predicts held-out labels"),
         (made(rows, repeated=4, count=2000), "are training rows too, 100% of them with the same label"),
         (made(sequences, twice=True, users=100), "repeat the item of the event before"),
+        (answered, "rows later than the row's own: it may not be known"),
         (made(rows, count=2000), ""),
         (made(sequences, users=100), ""),
     ],
@@ -41,6 +52,8 @@ def test_an_import_says_what_leaks(log: object, said: str) -> None:
         assert "predicts" not in text
         assert "training rows too" not in text
         assert "repeat the item" not in text
+    assert "before is a time" not in text
+    assert ("answer is a time, in 5" in text) == (log is answered)
 
 
 def test_its_area_is_that_of_the_metrics() -> None:

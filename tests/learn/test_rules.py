@@ -66,6 +66,11 @@ LABELLED = {
     "a baseline is better, and nothing says why": ({**BELOW, "trained": [mean(0.4)] * 4}, "unclear"),
     "the same rows on both sides": ({"repeats": RepeatsSeen(rows=300, of=1000, agree=1.0)}, "leak"),
     "equal contexts with other labels": ({"repeats": RepeatsSeen(rows=300, of=1000, agree=0.8)}, "noise"),
+    "a time after the row's that scores depend on": ({"later": {"x": 0.4}}, "leak"),
+    "a later time that scores do not depend on": (
+        {"later": {"x": 0.4}, "inputs": [column("x", 0.001, 0.01, 0.5)]},
+        "noise",
+    ),
     "a column that is the label": ({"strongest": column("refund", 1.0, 0.1, 0.99)}, "leak"),
     "few rows": ({"half": 0.12, "units": 60, "value": 0.61}, "protocol"),
     "a part that did not move": ({"parts": [part("top", 1.0, 0.5), part("bottom", 0.0, 0.2)], **BELOW}, "dead"),

@@ -97,7 +97,7 @@ def _held_out(evidence: QualityEvidence, prepared: Prepared, facts: HeldOutFacts
         name = max(facts.alone, key=lambda one: facts.alone[one])
         costs = next((one.costs for one in evidence.inputs if one.name == name), Mean(value=0.0, error=0.0, rows=0))
         evidence.strongest = InputSeen(name=name, costs=costs, alone=facts.alone[name])
-    evidence.repeats, evidence.targets = facts.repeats, facts.targets
+    evidence.repeats, evidence.targets, evidence.later = facts.repeats, facts.targets, dict(facts.later)
     evidence.lists = dict(predictions.lists)
 
 

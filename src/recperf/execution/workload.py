@@ -192,6 +192,8 @@ class HeldOutFacts:
     """For each scored row, how many training rows have its user, its item or its value of a column, by name."""
     alone: Mapping[str, float] = field(default_factory=dict)
     """The AUC of each input alone."""
+    later: Mapping[str, float] = field(default_factory=dict)
+    """Inputs that are times, with the share of rows in which they are later than the row's own."""
     repeats: RepeatsSeen | None = None
     """None: rows cannot be told apart."""
     targets: TargetsSeen | None = None

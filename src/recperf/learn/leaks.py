@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 from ..data.tables import Rows, Split
 from ..errors import DataError
 from .records import RepeatsSeen
-from .rules import ALONE, SAME_TARGET, repeated_text
+from .rules import ALONE, SAME_TARGET, later_text, repeated_text
+
+if TYPE_CHECKING:
+    from ..data.rows.imported import ImportedClicks
 
 MOST, AT_IMPORT = 300_000, 50_000
 """Rows of each side of the split that are read, and of those after an import."""
 DISTINCT = 100
 """Different values of a number from which on rows with equal ones are taken for the same."""
+LATER, INSIDE, DATES = 0.05, 0.9, 100_000_000
+"""Share of rows whose number is a time after their own from which that is said, share of a column's numbers that are
+times near those of the rows where it has times, and the seconds from which these are dates, not numbers of rows."""
 EVENTS = 1_000_000
 """Events at the start of a store that are read after an import."""
 
@@ -92,6 +98,28 @@ def repeats(clicks: ClickRows, most: int = MOST) -> RepeatsSeen | None:
     return RepeatsSeen(rows=int(same_V.sum()), of=len(same_V), agree=agree)
 
 
+def later_times(clicks: ImportedClicks, most: int = MOST) -> dict[str, float]:
+    """Of columns of numbers that are times, as seconds, milliseconds or microseconds: the share of the rows that have
+    one in which it is later than the time of the row."""
+    times_N = getattr(clicks.split, "times_N", None)
+    if times_N is None or not clicks.columns.numeric or times_N.min() < DATES * 1e6:
+        return {}
+    index_N = np.arange(clicks.rows)[:: max(1, -(-clicks.rows // most))]
+    values_ND, times_N = clicks.arrays["dense"][index_N], times_N[index_N].astype(np.float64)
+    first, span, found = times_N.min(), max(np.ptp(times_N), 1.0), {}
+    for one, column_N in zip(clicks.columns.numeric, values_ND.T):
+        present_N = ~np.isnan(column_N)
+        for unit in (1e6, 1e3, 1.0) if present_N.any() else ():
+            moments_N = column_N[present_N].astype(np.float64) * unit
+            if (np.abs(moments_N - first) <= 2 * span).mean() >= INSIDE:
+                # Numbers are stored as 32-bit ones.
+                later = moments_N - times_N[present_N] > 2 * np.spacing(column_N[present_N]) * unit
+                if later.mean() >= LATER:
+                    found[one.name] = float(later.mean())
+                break
+    return found
+
+
 def after_import(kind: str, folder: Path) -> Iterator[str]:
     """What an imported dataset shows of leaks."""
     if kind == "clicks":
@@ -106,6 +134,8 @@ def after_import(kind: str, folder: Path) -> Iterator[str]:
         for name, alone in areas(clicks, AT_IMPORT).items():
             if alone >= ALONE:
                 yield f"{name} alone predicts held-out labels with an AUC of {alone:.3f}: it may contain the label"
+        for name, share in later_times(clicks, AT_IMPORT).items():
+            yield f"{later_text(name, share)}: it may not be known yet when a row is scored"
         if text := repeated_text(repeats(clicks, AT_IMPORT)):
             yield f"{text}: import each row once, or split by time or user"
         return

@@ -88,6 +88,8 @@ class QualityEvidence(Struct, omit_defaults=True):
     strongest: InputSeen | None = None
     """The input that alone predicts the label best."""
     repeats: RepeatsSeen | None = None
+    later: dict[str, Number] = {}
+    """Inputs that are times, with the share of rows in which they are later than the row's own."""
     targets: TargetsSeen | None = None
     lists: dict[str, Number] = {}
     notes: list[str] = []

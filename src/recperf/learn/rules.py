@@ -135,9 +135,16 @@ def _leak(seen: Trained) -> Iterator[Hint]:
         yield Hint("leak", None, text)
     if strongest and strongest.alone and strongest.alone >= ALONE:
         yield Hint("leak", None, f"{strongest.name} alone reaches an AUC of {strongest.alone:.3f}")
+    used = {one.name for one in evidence.inputs if one.costs.value > SURE * one.costs.error}
+    for name in used & evidence.later.keys():
+        yield Hint("leak", None, f"{later_text(name, evidence.later[name])}, and scores depend on it")
     if targets and targets.last >= SAME_TARGET:
         text = f"{targets.last:.0%} of the held-out items are the last item of their history"
         yield Hint("leak", None, text)
+
+
+def later_text(name: str, share: float) -> str:
+    return f"{name} is a time, in {share:.0%} of the rows later than the row's own"
 
 
 def repeated_text(seen: RepeatsSeen | None) -> str:

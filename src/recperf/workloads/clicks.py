@@ -140,10 +140,13 @@ class StoredRows:
         return self.clicks.own_ids(role)
 
     def held_out_facts(self) -> HeldOutFacts:
-        from ..learn.leaks import areas, repeats
+        from ..learn.leaks import areas, later_times, repeats
 
         clicks = self.clicks
-        return HeldOutFacts(training_rows=training_rows(clicks), alone=areas(clicks), repeats=repeats(clicks))
+        return HeldOutFacts(
+            training_rows=training_rows(clicks), alone=areas(clicks), repeats=repeats(clicks),
+            later={} if isinstance(clicks, Clicks) else later_times(clicks),
+        )  # fmt: skip
 
     def verified(self) -> dict[str, int] | None:
         return self.clicks.verified()
