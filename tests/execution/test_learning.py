@@ -809,3 +809,13 @@ def test_a_program_that_is_not_changed(
     assert main(["profile", "--script", "train.py", *arguments, "two"]) == 0
     assert recperf.load("two/profile.json").learning is None
     assert not _global_optimizer_pre_hooks
+
+
+def test_a_program_without_a_step_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ["import torch", "model = torch.nn.Linear(4, 1)", "for _ in range(20):"]
+    Path("train.py").write_text("\n".join([*lines, "    model(torch.ones(2, 4)).sum().backward()\n"]))
+    assert main(["profile", "--script", "train.py", "--learning", "--no-peaks", "--no-report"]) != 0
+    assert "learning: No optimizer stepped in 20 backward passes." in capsys.readouterr().err

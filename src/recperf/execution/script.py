@@ -154,9 +154,10 @@ def _conclude(program: Program, profiler: Profiler, hooks: Hooks, outcome: Scrip
         if outcome.out_of_memory is not None:
             outcome.missing = MachineError(memory_sentence(outcome.out_of_memory), where={"script": program.script})
             return
+        findings = outcome.learning.findings if outcome.learning else []
         outcome.missing = MachineError(
             f"{count} {ends} were seen in this process; about 8 are needed",
-            where={"script": program.script},
+            where={"script": program.script, **({"learning": findings[0].sentence} if findings else {})},
             fix="a longer run"
             if seen
             else "--step-function module:name names the function that is one step of the program",

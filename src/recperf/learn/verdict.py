@@ -56,10 +56,11 @@ def verdict(seen: Outcome) -> QualityLimit:
     if beside := _beside(seen, doubts):
         return beside
     if free and free.limit not in ("noise", UNCLEAR, NOT_MEASURED):
-        because = [f"{free.because[0]}, but no change of the config gained"]
+        because = [f"{free.because[0]}, but no change of the config gained", *said(seen.curve, seen.sums)]
         return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts, second=free.limit)
     if seen.below:
         because = [f"{seen.below.replace('_', ' ')} is better, and none of {len(full)} changes gained"]
+        because += said(seen.curve, seen.sums)
         return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts)
     because = [f"none of {len(full)} changes gained more than another seed does", *said(seen.curve, seen.sums)]
     return QualityLimit(limit="noise", confidence="low" if doubts else "medium", because=because, doubts=doubts)
