@@ -24,7 +24,7 @@ DENSE = 50
 Sizes = dict[str, int]
 SIZES: dict[tuple[str, bool, str], Sizes] = {
     ("transformer", True, "small"): {"dim": 128, "blocks": 1, "heads": 1},
-    ("transformer", True, "sparse"): {"dim": 256, "blocks": 1, "heads": 1},
+    ("transformer", True, "sparse"): {"dim": 256, "blocks": 2, "heads": 1},
     ("transformer", True, "dense"): {"dim": 192, "blocks": 4, "heads": 4},
     ("transformer", False, "small"): {"dim": 64, "blocks": 1, "heads": 1},
     ("transformer", False, "sparse"): {"dim": 64, "blocks": 1, "heads": 1},
