@@ -19,6 +19,8 @@ import torch
 from hypothesis import settings
 from torch.utils import _python_dispatch
 
+import short
+
 ROOT = Path(__file__).parents[1]
 LEFT_ACTIVE = "left a counter of operators active"
 
@@ -51,31 +53,35 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def new_home(factory: pytest.TempPathFactory, compiled: Path) -> str:
+    home = factory.mktemp("home")
+    (home / "native").symlink_to(compiled)
+    return str(home)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_runs(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Iterator[dict[str, Any]]:
+    """Runs are short, those of fixtures of a module too; returns the settings as users have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECPERF_HOME", new_home(tmp_path_factory, compiled))
+        # Text is as wide as the terminal that tests run in, if nothing says otherwise.
+        patch.setenv("COLUMNS", "110")
+        before = short.shorten(patch.setattr)
+        # On a busy machine there would be no time for all baselines.
+        patch.setattr("recperf.execution.quality.spent", lambda phase: 0.0)
+        yield before
+
+
+@pytest.fixture
+def all_ratings(short_runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded ratings are as many as users have."""
+    short.shorten(monkeypatch.setattr, {name: short_runs[name] for name in short.FEW})
+
+
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, compiled: Path) -> None:
     """Tests must not see the user's datasets: with them `auto` would train on real data."""
-    home = tmp_path_factory.mktemp("home")
-    (home / "native").symlink_to(compiled)
-    monkeypatch.setenv("RECPERF_HOME", str(home))
-    # Text is as wide as the terminal that tests run in, if nothing says otherwise.
-    monkeypatch.setenv("COLUMNS", "110")
-
-
-@pytest.fixture(autouse=True)
-def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run ends with steps that are measured for seconds; tests are not about how fast this machine is, nor about how
-    strong the trees of a baseline are."""
-    monkeypatch.setattr("recperf.train.baselines._MOST_TREES", 60)
-    monkeypatch.setattr("recperf.execution.measuring.SECONDS", 0.0)
-    monkeypatch.setattr("recperf.execution.measuring.REPEAT_SECONDS", 0.0)
-    monkeypatch.setattr("recperf.execution.measuring.OBSERVED_SECONDS", 0.1)
-    monkeypatch.setattr("recperf.execution.measuring.ROUNDS", 2)
-    monkeypatch.setattr("recperf.execution.measuring.TRACED", 2)
-    monkeypatch.setattr("recperf.execution.clocked_steps.FEWEST", 2)
-    monkeypatch.setattr("recperf.execution.trials.LEAST_S", 0.0)
-    monkeypatch.setattr("recperf.execution.trials.PART", 0.0)
-    # On a busy machine there would be no time for all baselines.
-    monkeypatch.setattr("recperf.execution.quality.spent", lambda phase: 0.0)
+    monkeypatch.setenv("RECPERF_HOME", new_home(tmp_path_factory, compiled))
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +119,13 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", filled(torch.empty))
     monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export without its program: tracing it, in a process of its own, takes longer than all the rest."""
+    nothing = {"file": "", "inputs": [], "output": "", "largest_difference": 0, "expected_difference": 0}
+    monkeypatch.setattr("recperf.execution.exporting._write_program", lambda *_: nothing)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import recperf
+import short
 from recperf.data.events.item_table import columns_of
 from recperf.data.events.store import open_store
 from recperf.errors import ConfigError, DataError, UsageError
@@ -68,7 +70,7 @@ def test_a_run_is_that_of_the_command_and_leaves_the_process_as_it_was(shop: Any
     assert before[1:] == after[1:]
     assert {number: signal.getsignal(number) for number in handlers} == handlers
     words = ["micro-dlrm", "--data", shop.name, "--train.epochs", "1", "--train.device", "cpu", "--no-peaks"]
-    command = [sys.executable, "-m", "recperf", "run", *words, "--run-dir", "command", "--quiet"]
+    command = [sys.executable, "-c", short.PROGRAM, "run", *words, "--run-dir", "command", "--quiet"]
     assert subprocess.run(command, stderr=subprocess.PIPE).returncode in (0, 5)
     assert losses(first) == losses(made[0]) == losses(recperf.open("command"))
     # The same files, the page too, and a typed result that also reads as a dict.
@@ -115,7 +117,7 @@ def test_ctrl_c_saves_and_the_run_is_resumed_to_the_same_losses(shop: Any) -> No
 
     def press() -> None:
         while not list(Path("stopped").glob("checkpoints/seed-*/step-*")):
-            pass
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press).start()

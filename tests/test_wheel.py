@@ -17,15 +17,14 @@ import sys
 from pathlib import Path
 import recperf
 from recperf.cli import main
-from recperf.execution import measuring
 assert Path(recperf.__file__).is_relative_to(sys.argv[1]), recperf.__file__
 assert main(["doctor"]) == 0
-# How fast this machine is does not matter here.
-measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = 0.0
-measuring.ROUNDS = 2
-short = ["--data.source", "embedded", "--train.max-steps", "20", "--train.device", "cpu", "--no-peaks", "--quiet"]
+sys.path.append(TESTS)
+import short
+short.shorten()
+few = ["--data.source", "embedded", "--train.max-steps", "20", "--train.device", "cpu", "--no-peaks", "--quiet"]
 # 5: so short a training may miss its target.
-assert main(["run", "micro-dlrm", *short]) in (0, 5)
+assert main(["run", "micro-dlrm", *few]) in (0, 5)
 rows = [f"{user},{(7 * user + 3 * at) % 50},{at % 5 + 1},{86400 * at}" for user in range(40) for at in range(60)]
 Path("ratings.csv").write_text("\\n".join(["userId,movieId,rating,timestamp", *rows]))
 assert main(["data", "import", "ratings.csv", "--name", "mine", "--quiet"]) == 0
@@ -62,7 +61,7 @@ def test_a_wheel_is_complete_and_works(tmp_path: Path) -> None:
         assert expected <= set(archive.namelist())
         archive.extractall(installed)
     (tmp_path / "elsewhere").mkdir()
-    program = f"SCRIPT = {SCRIPT!r}\n{PROGRAM}"
+    program = f"SCRIPT, TESTS = {SCRIPT!r}, {str(Path(__file__).parent)!r}\n{PROGRAM}"
     call([sys.executable, "-c", program, str(installed)], tmp_path / "elsewhere", PYTHONPATH=str(installed))
     assert len(list((tmp_path / "elsewhere" / "runs").glob("*/report.html"))) == 1
     assert (tmp_path / "elsewhere" / "profile" / "profile.html").exists()

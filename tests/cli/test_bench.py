@@ -32,16 +32,14 @@ def write(path: Path, users: int = 60, items: int = 40) -> Path:
     return path
 
 
-SHORT = """
+SHORT = f"""
 import sys
+sys.path.append({str(Path(__file__).parents[1])!r})
 from recperf.cli import main
-from recperf.execution import measuring
-from recperf.train import baselines
-measuring.SECONDS = measuring.REPEAT_SECONDS = measuring.OBSERVED_SECONDS = 0.0
-measuring.ROUNDS = 2
-baselines._MOST_TREES = 60
+import short
+short.shorten()
 from recperf.workloads.next_item import hstu
-hstu.training_for = lambda data: {"batch_size": 16, "epochs": 4, "patience": 2}
+hstu.training_for = lambda data: dict(batch_size=16, epochs=4, patience=2)
 sys.exit(main(sys.argv[1:]))
 """
 """A command that trains few epochs and measures steps only for a moment."""

@@ -15,6 +15,7 @@ import pytest
 from rank_jobs import events
 from rank_pool import home, needs_torchrec, rank_folder, start
 
+import short
 from recperf.cli import main
 from recperf.distributed.job import read_exit
 from recperf.distributed.launch import Outcome, judge
@@ -127,7 +128,7 @@ class Started:
 
     def __init__(self, folder: Path, *more: str) -> None:
         self.folder = folder
-        words = [sys.executable, "-m", "recperf", *command(folder / "run", *more)]
+        words = [sys.executable, "-c", short.PROGRAM, *command(folder / "run", *more)]
         self.log = folder / "launcher.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log)

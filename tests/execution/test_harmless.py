@@ -56,10 +56,10 @@ def test_a_profile_of_many_tables_leaves_what_plain_steps_leave(case: Case) -> N
     require_harmless(case)
 
 
-def test_26_tables_of_every_size() -> None:
+def test_tables_of_every_size() -> None:
     """Ids of one shape are looked up in tables of different sizes: those of one are no ids of the other."""
     kinds = itertools.cycle(("embedding", "bag", "index"))
-    rows = [3, 10_000, 5, 64, 65, 1000] * 4 + [7, 100_000]
+    rows = [3, 10_000, 5, 64, 65, 1000, 7, 100_000]
     require_harmless(Case(list(zip(kinds, rows)), True, "adam", 0.3, True, batches=4))
 
 

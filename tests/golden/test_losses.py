@@ -10,6 +10,7 @@ import pytest
 from recperf.workloads import WORKLOADS
 
 
+@pytest.mark.usefixtures("all_ratings")
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_first_losses(name: str) -> None:
     saved = json.loads((golden.FOLDER / f"{name}.json").read_text())

@@ -34,7 +34,8 @@ def home() -> Path:
     if compiled.is_symlink():  # As tests have it; chaos.py damages its compiled code.
         (folder / "native").symlink_to(compiled.resolve())
     # The server imports its preloaded modules by name, from the paths in the environment.
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    own = map(str, Path(__file__).parents[:2])
+    path = os.pathsep.join(filter(None, [*own, os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):
         forkserver.ensure_running()
     return folder

@@ -13,6 +13,7 @@ from typing import Any
 import example_runs as examples
 import pytest
 
+import short
 from recperf.cli import main
 from recperf.files import write_json
 from recperf.jsonfile import sealed
@@ -61,10 +62,13 @@ def a_profile(embedding_ms: float) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, short_runs: dict[str, Any]) -> Path:
     """A real run of two seeds, with a profile, a pair and ceilings beside it."""
     folder = tmp_path_factory.mktemp("contract") / "run"
-    assert main([*QUICK, "--run-dir", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        # Few ratings would not reach the target.
+        short.shorten(patch.setattr, {name: short_runs[name] for name in short.FEW})
+        assert main([*QUICK, "--run-dir", str(folder)]) == 0
     hot, cold = (a_profile(ms)["workload"] for ms in (0.5, 1.2))
     ratio = {"embedding": 2.4, "step": 2.0 / 1.3}
     write_json(folder / "profile.json", sealed(a_profile(0.5)))

@@ -102,7 +102,9 @@ def quality(run: Path) -> float:
     return float(json.loads((run / "result.json").read_text())["quality"]["metrics"]["ndcg_10"])
 
 
-def test_rows_of_known_ids_go_on_and_others_are_new(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_known_ids_go_on_and_others_are_new(
+    folder: Path, capfd: pytest.CaptureFixture[str], untraced: None
+) -> None:
     run = start(folder, "still", "--start.forget-days", "30", *STILL)
     before, after = item_rows(folder / "run"), item_rows(run)
     assert set(after) == {f"i{item}" for item in range(5, 55)}

@@ -89,7 +89,7 @@ def dense(run: Path) -> list[torch.Tensor]:
     return [*recperf.open(run, device="cpu").model.served.model.dense_parameters()]
 
 
-def test_rows_of_known_categories_go_on_and_others_are_new(folder: Path) -> None:
+def test_rows_of_known_categories_go_on_and_others_are_new(folder: Path, untraced: None) -> None:
     run = start(folder, "still", *STILL)
     for key in ("user", "ad", "tags"):
         before, after = table(folder / "run", key), table(run, key)

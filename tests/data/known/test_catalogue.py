@@ -207,6 +207,7 @@ def test_check_distinguishes_intact_damaged_and_other_files(
         catalogue.check(NAME, path=tmp_path / "other")
 
 
+@pytest.mark.usefixtures("all_ratings")
 def test_the_synthetic_dataset_is_described(tmp_path: Path) -> None:
     facts = catalogue.info("movielens-like", seed=3)
     assert (facts["ratings"], facts["users"], facts["items"]) == (100_000, 943, 1682)
