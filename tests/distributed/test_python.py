@@ -52,10 +52,22 @@ def by_torchrun(folder: Path, options: dict[str, Any]) -> list[Path]:
 
 @needs_torchrec
 def test_runs_on_two_ranks_are_the_same_however_they_are_started(options: dict[str, Any], tmp_path: Path) -> None:
+    options["train"] = {**TRAIN, "max_steps": 40}
     first, second = by_torchrun(tmp_path, options)
     assert first != second
-    assert len(losses(first)) == 300
+    assert len(losses(first)) == 40
     assert losses(first) == losses(second)
+    run = recperf.run("micro-dlrm", ranks=2, **options)
+    assert run.finished
+    assert losses(run.folder) == losses(first)
+    assert run.result.performance.settings["ranks"] == "2: gloo"
+
+
+@needs_torchrec
+@pytest.mark.long
+def test_ranks_of_python_stop_and_are_resumed_to_the_same_losses(options: dict[str, Any]) -> None:
+    """Each start of ranks takes seconds; tests/distributed/test_launch.py stops and resumes those of the command."""
+    whole = recperf.run("micro-dlrm", ranks=2, **options)
 
     def press() -> None:
         while not list(Path("stopped").glob("checkpoints/seed-*/step-*")):
@@ -69,8 +81,7 @@ def test_runs_on_two_ranks_are_the_same_however_they_are_started(options: dict[s
         recperf.run(resume="stopped", ranks=2, train={"max_steps": 300})
     again = recperf.run(resume="stopped", ranks=2, peaks=False, report=False, quiet=True)
     assert again.finished
-    assert losses(again.folder) == losses(first)
-    assert again.result.performance.settings["ranks"] == "2: gloo"
+    assert losses(again.folder) == losses(whole.folder)
 
 
 def test_ranks_that_torchrun_did_not_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

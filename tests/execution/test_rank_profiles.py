@@ -57,7 +57,7 @@ def test_the_late_rank_and_its_line(way: str, tmp_path: Path) -> None:
         "--script",
         "train.py",
         "--no-peaks",
-        "--no-report",
+        "--no-try",
     ]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

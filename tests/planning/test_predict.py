@@ -191,7 +191,7 @@ def test_the_goodput_is_that_of_a_cluster_that_fails(mtbf_s: float, checkpoint_s
     assert failures.goodput == pytest.approx(pieces * failures.interval_s / elapsed, rel=0.02)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(data=strategies.data())
 def test_a_plan_agrees_with_itself(data: strategies.DataObject) -> None:
     """More devices are never too few where fewer are enough, more nodes that are full are faster, a faster

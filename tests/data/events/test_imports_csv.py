@@ -123,7 +123,7 @@ PIECES = [b"a", b"7", b" ", b",", b",", b",,,", b"\n", b"\n", b"\r\n", b"\r", b'
 SOUP = st.lists(st.sampled_from([*PIECES, b"\0", b"\xff", "é".encode(), b"1,2,3,4\n"]), max_size=40)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=written() | SOUP.map(lambda parts: b"u,i,t,r\n" + b"".join(parts)), buffer=st.sampled_from([7, 256]))
 def test_drawn_files_are_read_as_python_reads_them(
     connection: Any, tmp_path: Path, content: bytes, buffer: int
