@@ -49,7 +49,7 @@ def lines(call: Call, text: str, *arguments: str) -> list[str]:
     return out.splitlines()
 
 
-def test_a_run_ends_with_the_facts_that_matter(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_with_the_facts_that_matter(call: Call, quiet: None) -> None:
     text = "run micro-dlrm --data.source embedded --train.epochs 1 --target.beat none --no-peaks --run-dir"
     printed = lines(call, f"{text} short")
     begin, *end = printed

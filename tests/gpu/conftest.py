@@ -16,6 +16,11 @@ FOLDERS = ("distributed", "gpu", "models", "reliability", "train", "workloads")
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in FOLDERS]
 
 
+@pytest.fixture(autouse=True)
+def _all_ratings(all_ratings: None) -> None:
+    """A GPU has the ratings that users have: epochs are as long as tests count on."""
+
+
 @pytest.fixture
 def exact_products() -> Iterator[None]:
     """TF32 would hide an error of float32."""

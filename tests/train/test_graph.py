@@ -85,6 +85,7 @@ def clicks(graph: bool) -> Any:
     return prepared
 
 
+@pytest.mark.usefixtures("all_ratings")
 def test_a_step_that_cannot_be_captured_is_taken_without_a_graph(
     no_capture: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
