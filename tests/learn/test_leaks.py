@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -12,7 +13,8 @@ from planted_logs import Log, rows, sequences
 from planted_quality import made
 
 import recperf
-from recperf.learn.leaks import area
+from recperf.data.tables import MemoryRows, Rows
+from recperf.learn.leaks import area, at_most
 from recperf.train.metrics import auc
 
 
@@ -60,3 +62,14 @@ def test_its_area_is_that_of_the_metrics() -> None:
     draw = np.random.default_rng(3)
     scores, labels = draw.integers(0, 9, 500).astype(np.float32), draw.random(500) < 0.3
     assert area(scores, labels) == pytest.approx(auc(torch.from_numpy(scores), torch.from_numpy(labels)), abs=1e-12)
+
+
+def test_no_order_of_equal_rows_exceeds_what_is_possible() -> None:
+    draw = np.random.default_rng(4)
+    context, labels = draw.integers(0, 4, 60), (draw.random(60) < 0.4).astype(np.uint8)
+    rows = Rows(np.zeros((60, 1), np.float32), context[:, None].astype(np.int32), labels)
+    best = max(area(np.array(scores, np.float32)[context], labels) for scores in permutations(range(4)))
+    assert at_most(MemoryRows(("site",), (1,), rows)) == pytest.approx(best, abs=1e-12)
+    assert 0.5 < best < 1
+    alone = Rows(draw.random((60, 1), np.float32), rows.ids_NS, labels)
+    assert at_most(MemoryRows(("site",), (1,), alone)) is None

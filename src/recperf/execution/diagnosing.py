@@ -94,10 +94,11 @@ class Diagnosing:
         self.budget = 60 * self.minutes if self.minutes is not None else max(LEAST_S, TIMES * self._cost)
         if part_of(self.config, SHARES[0]) is not None:
             self._reserved = min(sum(SHARES) * self._cost, self.budget / 4)
-        self._inputs = []
+        self._inputs, self._at_most = [], None
         if self.evidence.has(LEARNING):
             seen = next(iter(self.evidence.file(LEARNING, SavedLearning).seeds.values()), None)
             self._inputs = seen.inputs if seen and not self.task.ranks_items else []
+            self._at_most = seen.at_most if seen and self.task.leading == "auc" else None
 
     @property
     def left(self) -> float:
@@ -355,7 +356,7 @@ class Diagnosing:
             run=self.folder.resolve().name, folder=str(self.folder), workload=self.workload.name,
             task=self.task.name, metric=leading,
             verdict=self._verdict(best, base), baseline=rules.get(name), baseline_name=name, score=base.mean,
-            best=best.mean, possible=planted, shares=shares, tried=self._tried,
+            best=best.mean, possible=self._at_most if planted is None else planted, shares=shares, tried=self._tried,
             left_out=self._missing(),
             advice=" ".join(command_of(self.config, self._applied(kept))),
             advised=gain(best, base, self._seeds()) if kept else None, seeds=len(base.values),

@@ -98,6 +98,7 @@ def _held_out(evidence: QualityEvidence, prepared: Prepared, facts: HeldOutFacts
         costs = next((one.costs for one in evidence.inputs if one.name == name), Mean(value=0.0, error=0.0, rows=0))
         evidence.strongest = InputSeen(name=name, costs=costs, alone=facts.alone[name])
     evidence.repeats, evidence.targets, evidence.later = facts.repeats, facts.targets, dict(facts.later)
+    evidence.at_most = facts.at_most
     evidence.lists = dict(predictions.lists)
 
 

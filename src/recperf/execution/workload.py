@@ -194,6 +194,8 @@ class HeldOutFacts:
     """The AUC of each input alone."""
     later: Mapping[str, float] = field(default_factory=dict)
     """Inputs that are times, with the share of rows in which they are later than the row's own."""
+    at_most: float | None = None
+    """The highest AUC that any scores of the inputs reach, where equal rows have different labels."""
     repeats: RepeatsSeen | None = None
     """None: rows cannot be told apart."""
     targets: TargetsSeen | None = None

@@ -1,5 +1,6 @@
 """What makes a score better than is possible, as far as rows show it: an input that alone predicts the label, rows on
-both sides of the split, events that are logged twice. Without torch, so that an import can look too.
+both sides of the split, events that are logged twice; and what is possible, where equal rows have different labels.
+Without torch, so that an import can look too.
 
 Shapes: N rows, V scored rows, D numbers, S slots of ids.
 """
@@ -28,6 +29,8 @@ DISTINCT = 100
 LATER, INSIDE, DATES = 0.05, 0.9, 100_000_000
 """Share of rows whose number is a time after their own from which that is said, share of a column's numbers that are
 times near those of the rows where it has times, and the seconds from which these are dates, not numbers of rows."""
+EQUAL = 0.5
+"""Share of the held-out rows that equal another one from which their labels tell what is possible."""
 EVENTS = 1_000_000
 """Events at the start of a store that are read after an import."""
 
@@ -88,14 +91,32 @@ def repeats(clicks: ClickRows, most: int = MOST) -> RepeatsSeen | None:
     parts = [clicks.every(split, 1) for split in ("train", "valid")]
     if not any(len(np.unique(column)) > DISTINCT for column in parts[1].dense_ND.T):
         return None
-    codes = [np.ascontiguousarray(np.concatenate([rows.dense_ND.view(np.int32), rows.ids_NS], 1)) for rows in parts]
-    codes_N, codes_V = (code.view([("", code.dtype)] * code.shape[1]).ravel() for code in codes)
+    codes_N, codes_V = map(_codes, parts)
     known, first = np.unique(codes_N, return_index=True)
     place_V = np.searchsorted(known, codes_V)
     same_V = known[np.minimum(place_V, len(known) - 1)] == codes_V
     labels = parts[0].labels_N[first[place_V[same_V]]] == parts[1].labels_N[same_V]
     agree = float(labels.mean()) if len(labels) else 0.0
     return RepeatsSeen(rows=int(same_V.sum()), of=len(same_V), agree=agree)
+
+
+def at_most(clicks: ClickRows, most: int = MOST) -> float | None:
+    """The highest AUC that any scores of the inputs reach on the held-out rows: that of each row's share of positive
+    labels among the rows that equal it. None where few are equal, or they are too many to compare all."""
+    if clicks.count("valid") > most:
+        return None
+    rows = clicks.every("valid", 1)
+    _, place_V, counts = np.unique(_codes(rows), return_inverse=True, return_counts=True)
+    if (counts[place_V] > 1).mean() < EQUAL or rows.labels_N.min() == rows.labels_N.max():
+        return None
+    shares = np.bincount(place_V, rows.labels_N) / counts
+    return area(shares[place_V], rows.labels_N)
+
+
+def _codes(rows: Rows) -> NDArray[Any]:
+    """A value for each row that only rows with the same inputs have."""
+    codes = np.ascontiguousarray(np.concatenate([rows.dense_ND.view(np.int32), rows.ids_NS], 1))
+    return codes.view([("", codes.dtype)] * codes.shape[1]).ravel()
 
 
 def later_times(clicks: ImportedClicks, most: int = MOST) -> dict[str, float]:

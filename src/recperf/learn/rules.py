@@ -349,7 +349,12 @@ def limit_of(seen: Trained) -> QualityLimit:
         text = f"{seen.best_rule.replace('_', ' ')} is better, and nothing that was measured says why"
         return QualityLimit(limit=UNCLEAR, confidence="low", because=[text], doubts=doubts)
     text = "it no longer gets better, knows training rows no better than it should, and no baseline beats it"
-    return QualityLimit(limit="noise", confidence="low", because=[text], doubts=doubts)
+    because = [text]
+    if evidence.at_most is not None:
+        because.append(
+            f"labels of equal rows differ: no scores of these inputs exceed an AUC of {evidence.at_most:.4f}"
+        )
+    return QualityLimit(limit="noise", confidence="low", because=because, doubts=doubts)
 
 
 def _leading(hints: Sequence[Hint], doubts: list[str]) -> QualityLimit:
