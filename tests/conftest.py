@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import os
 import signal
 import sys
@@ -53,8 +54,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+HOMES = itertools.count()
+
+
 def new_home(factory: pytest.TempPathFactory, compiled: Path) -> str:
-    home = factory.mktemp("home")
+    """Numbered here: pytest would list all earlier ones."""
+    home = factory.getbasetemp() / f"home-{next(HOMES)}"
+    home.mkdir()
     (home / "native").symlink_to(compiled)
     return str(home)
 

@@ -47,7 +47,10 @@ def test_a_kill_while_damaged_checkpoints_are_replaced(tmp_path: Path) -> None:
     assert outcome(folder) == straight()
 
 
-@pytest.mark.parametrize(("number", "code", "nth", "step"), [(signal.SIGTERM, 75, 1, 4), (signal.SIGINT, 130, 3, 11)])
+@pytest.mark.parametrize(
+    ("number", "code", "nth", "step"),
+    [(signal.SIGTERM, 75, 1, 4), pytest.param(signal.SIGINT, 130, 3, 11, marks=pytest.mark.long)],
+)
 def test_signals_save_and_say_how_to_resume(number: int, code: int, nth: int, step: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = begin(folder, ("signal_at", {"point": "window: entered", "nth": nth, "number": number}))

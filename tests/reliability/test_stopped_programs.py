@@ -37,7 +37,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(None, 0, marks=pytest.mark.long), (signal.SIGINT, 130), (signal.SIGTERM, 75)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long),
+        pytest.param(None, 0, marks=pytest.mark.long),
+    ],
 )
 def test_a_stopped_program_ends_soon_with_all_of_its_processes(number: int | None, code: int, tmp_path: Path) -> None:
     script, pids = tmp_path / "train.py", tmp_path / "pids"

@@ -51,7 +51,9 @@ def test_a_huge_user_is_imported_within_the_memory_limit(tmp_path: Path) -> None
     assert open_store(tmp_path / "store").events == 1 << 18
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
 def test_an_import_of_a_huge_user_stops_at_once_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
