@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from recperf.data.next_item import NextItemData
 from recperf.data.next_item_batches import EventsOnDevice, SequenceBatch
+from recperf.models.next_item.transformer import Pairs
 from recperf.ops.layer_norm import layer_norm
 from recperf.ops.padding import packed_heads, padded_heads
 from recperf.ops.swiglu import swiglu
@@ -34,6 +35,7 @@ def batch_of(lengths: list[int]) -> SequenceBatch:
 
 
 def apart(got: Tensor, expected: Tensor) -> float:
+    got, expected = got.detach(), expected.detach()
     return float((got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
@@ -86,3 +88,30 @@ def test_a_layer_norm_without_weights_in_another_type(columns: int) -> None:
     )
     assert gradient[0].dtype == torch.float32
     assert apart(gradient[0], wanted[0]) < 1e-5
+
+
+def test_a_bias_by_time_is_summed_in_order_also_in_a_graph() -> None:
+    """As many pairs as 128 sequences of 200 have, nearly all of them in one bucket."""
+    draw = torch.Generator("cuda").manual_seed(1)
+    buckets_BLL = (128 * torch.rand(128, 200, 200, device="cuda", generator=draw) ** 20).long()
+    values_K = torch.randn(128, device="cuda", generator=draw).requires_grad_()
+    weights_BLL = torch.rand(128, 200, 200, device="cuda", generator=draw)
+
+    def gradient() -> Tensor:
+        return torch.autograd.grad((Pairs(buckets_BLL, 128).of(values_K) * weights_BLL).sum(), values_K)[0]
+
+    begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first = gradient()
+    begun.record()
+    again = gradient()
+    ended.record()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradient()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(first, again)
+    assert torch.equal(first, captured)
+    expected = torch.zeros(128, dtype=torch.float64, device="cuda")
+    assert apart(first, expected.index_add_(0, buckets_BLL.flatten(), weights_BLL.flatten().double())) < 1e-5
+    assert begun.elapsed_time(ended) < 100, "torch's own gradient of an index takes seconds"

@@ -16,6 +16,7 @@ from recperf.data.next_item import NextItemData
 from recperf.data.next_item_batches import EventsOnDevice, SequenceBatch, SequenceOrder
 from recperf.models.next_item.config import NextItemConfig, step
 from recperf.models.next_item.model import NextItemModel, PaddedModel
+from recperf.models.next_item.transformer import Pairs
 from recperf.ops.hstu_attention.reference import bucket_starts
 
 CPU = torch.device("cpu")
@@ -129,3 +130,10 @@ def test_products_are_counted_as_torch_counts_them() -> None:
     dense = sum(one.numel() for name, one in model.named_parameters() if name != "items_ID")
     assert sum(config.part_parameters.values()) == dense
     assert config.table_parameters == model.items_ID.numel()
+
+
+def test_gradients_of_buckets_are_sums_over_their_pairs() -> None:
+    draw = torch.Generator().manual_seed(3)
+    buckets_BLL, weights_BLL = torch.randint(0, 9, (4, 6, 6), generator=draw), torch.randn(4, 6, 6, generator=draw)
+    expected = torch.zeros(11).index_add_(0, buckets_BLL.flatten(), weights_BLL.flatten())
+    torch.testing.assert_close(Pairs(buckets_BLL, 11).summed(weights_BLL), expected)

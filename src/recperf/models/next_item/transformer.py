@@ -9,6 +9,10 @@ E = H * A, F width of the feed-forward layer, K time buckets.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -45,19 +49,19 @@ class TransformerBlock(nn.Module):
             normal_(self.buckets_K, STD, seed, f"{name}.buckets")
 
     @staticmethod
-    def bias_input(batch: SequenceBatch, starts_K: Tensor | None) -> Tensor | None:
-        """The time bucket of each pair of a position and one before it; None where events have no times."""
+    def bias_input(batch: SequenceBatch, starts_K: Tensor | None) -> Pairs | None:
+        """Pairs of a position and one before it; None where events have no times."""
         if starts_K is None or batch.times_T is None or batch.next_times_T is None:
             return None
-        return buckets(batch.padded(batch.times_T), batch.padded(batch.next_times_T), starts_K)
+        return Pairs(buckets(batch.padded(batch.times_T), batch.padded(batch.next_times_T), starts_K), len(starts_K))
 
-    def forward(self, x_TD: Tensor, batch: SequenceBatch, buckets_BLL: Tensor | None = None) -> Tensor:
+    def forward(self, x_TD: Tensor, batch: SequenceBatch, pairs: Pairs | None = None) -> Tensor:
         config = self.config
         with span("attention_input"):
             qkv_TF = _normed(self.attention_norm, x_TD) @ self.qkv_DF
         with span("attention"):
             q_BHLA, k_BHLA, v_BHLA = padded_heads(qkv_TF, batch, heads=config.heads, parts=3, rotated=2)
-            attended_TE = packed_heads(self._attended(q_BHLA, k_BHLA, v_BHLA, buckets_BLL), batch)
+            attended_TE = packed_heads(self._attended(q_BHLA, k_BHLA, v_BHLA, pairs), batch)
         with span("attention_output"):
             x_TD = x_TD + dropped(attended_TE @ self.output_ED, config.dropout, self.training, batch)
         with span("feed_forward"):
@@ -72,18 +76,61 @@ class TransformerBlock(nn.Module):
             one_BLE.reshape(*one_BLE.shape[:2], *heads).transpose(1, 2)
             for one_BLE in (self.attention_norm(x_BLD) @ self.qkv_DF).chunk(3, dim=2)
         )
-        attended_BHLA = self._attended(rotated(q_BHLA), rotated(k_BHLA), v_BHLA, buckets_BLL)
+        pairs = None if buckets_BLL is None else Pairs(buckets_BLL, self.config.time_buckets)
+        attended_BHLA = self._attended(rotated(q_BHLA), rotated(k_BHLA), v_BHLA, pairs)
         x_BLD = x_BLD + attended_BHLA.transpose(1, 2).flatten(2) @ self.output_ED
         gate_BLF, up_BLF = (self.feed_norm(x_BLD) @ self.gate_DF).chunk(2, dim=-1)
         out_BLD: Tensor = x_BLD + (F.silu(gate_BLF) * up_BLF) @ self.down_FD
         return out_BLD
 
-    def _attended(self, q_BHLA: Tensor, k_BHLA: Tensor, v_BHLA: Tensor, buckets_BLL: Tensor | None) -> Tensor:
-        if buckets_BLL is None or self.buckets_K is None:
+    def _attended(self, q_BHLA: Tensor, k_BHLA: Tensor, v_BHLA: Tensor, pairs: Pairs | None) -> Tensor:
+        if pairs is None or self.buckets_K is None:
             return F.scaled_dot_product_attention(q_BHLA, k_BHLA, v_BHLA, is_causal=True)
-        later_LL = torch.ones_like(buckets_BLL[0], dtype=torch.bool).triu(1)
-        bias_BLL = self.buckets_K[buckets_BLL].masked_fill(later_LL, -torch.inf)
+        later_LL = torch.ones_like(pairs.buckets_BLL[0], dtype=torch.bool).triu(1)
+        bias_BLL = pairs.of(self.buckets_K).masked_fill(later_LL, -torch.inf)
         return F.scaled_dot_product_attention(q_BHLA, k_BHLA, v_BHLA, attn_mask=bias_BLL[:, None])
+
+
+@dataclass(eq=False)
+class Pairs:
+    """The time bucket of each pair of positions, the same in all blocks."""
+
+    buckets_BLL: Tensor
+    buckets: int
+
+    def of(self, values_K: Tensor) -> Tensor:
+        """The value of each pair's bucket."""
+        if not (values_K.is_cuda and values_K.requires_grad and torch.is_grad_enabled()):
+            return values_K[self.buckets_BLL]
+        values_BLL: Tensor = _OfBuckets.apply(values_K, self)  # type: ignore[no-untyped-call]
+        return values_BLL
+
+    @cached_property
+    def by_bucket(self) -> tuple[Tensor, Tensor]:
+        """The pairs in the order of their buckets, and where each bucket begins."""
+        kind = torch.int16 if self.buckets <= torch.iinfo(torch.int16).max else torch.int32
+        keys_P, order_P = torch.sort(self.buckets_BLL.flatten().to(kind), stable=True)
+        numbers = torch.arange(self.buckets + 1, dtype=kind, device=keys_P.device)
+        return order_P, torch.searchsorted(keys_P, numbers)
+
+    def summed(self, grad_BLL: Tensor) -> Tensor:
+        """The sum over each bucket's pairs, in a fixed order."""
+        order_P, starts_K1 = self.by_bucket
+        # The offsets need no check, for which the host would wait.
+        return torch.segment_reduce(grad_BLL.flatten()[order_P], "sum", offsets=starts_K1, unsafe=True)
+
+
+class _OfBuckets(torch.autograd.Function):
+    """A bucket has up to millions of pairs: torch's own gradient of an index adds them one by one on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, values_K: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return values_K[pairs.buckets_BLL]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.pairs.summed(grads[0]), None
 
 
 def _normed(norm: nn.LayerNorm, x_TD: Tensor) -> Tensor:
