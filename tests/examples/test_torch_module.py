@@ -198,7 +198,7 @@ def test_a_trained_module_scores_and_recommends(capsys: pytest.CaptureFixture[st
     assert auc(logits, labels) == json.loads(Path("run/result.json").read_text())["quality"]["metrics"]["auc"]
     assert main(["recommend", "run", "--users", "1", "--k", "3"]) == 0
     assert main(["show", "wide-and-deep", *DATA[:2]]) == 0
-    assert "embedding 6,592" in capsys.readouterr().out
+    assert "embedding 6,584" in capsys.readouterr().out
 
 
 def test_it_trains_on_imported_clicks_with_several_categories_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
