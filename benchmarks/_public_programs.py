@@ -184,13 +184,12 @@ def followed(case: Case) -> Iterator[dict[str, Any]]:
                  "not_tried": [f"{one['name']}: {one['note']}" for one in advice if one["status"] == "not tried"],
                  "no_gain": [one["name"] for one in advice if one["status"] == "no gain"]}  # fmt: skip
         gaining = [one for one in advice if one["status"] == "tried" and one["measured_gain"]]
-        changes = [Change(case, root, number, one, report) for number, one in enumerate(gaining[: case.options.most])]
-        if not changes:
+        if not gaining:
             yield entry_of(case, None, [], {**facts, "problem": None})
             return
-        gains = timed(case, copied(case, root / "unchanged"), changes)
-        for change in changes:
-            yield entry_of(case, change, gains[id(change)], facts)
+        changes = [Change(case, root, number, one, report) for number, one in enumerate(gaining[: case.options.most])]
+        for change, gains in timed(case, copied(case, root / "unchanged"), changes):
+            yield entry_of(case, change, gains, facts)
 
 
 class Change:
@@ -220,33 +219,36 @@ class Change:
         self.larger = size / loader["batch_size"] if size and loader.get("batch_size") else 1.0
 
 
-def timed(case: Case, unchanged: Path, changes: list[Change]) -> dict[int, list[float]]:
-    """The gains of every change over the rounds: unchanged and changed programs run one after another, in turned
-    order, and count the same steps."""
-    gains: dict[int, list[float]] = {id(change): [] for change in changes}
+def timed(case: Case, unchanged: Path, changes: list[Change]) -> list[tuple[Change, list[float]]]:
+    """The gains of changes over the rounds, of as many as the time allows: unchanged and changed programs run one after
+    another, in turned order, and count the same steps."""
     request: dict[str, Any] = {"seconds": case.options.seconds, "most": case.spec.get("steps", MOST_STEPS)}
+    began = time.monotonic()
     first = clocked(case, unchanged, request, {})
+    longest = time.monotonic() - began
     request = {**request, "warm": first["warm"], "steps": first["steps"]}
-    longest = 0.0
+    changes = changes[: max(1, int(case.left() / longest / FEWEST_ROUNDS) - 1)]
+    gains: list[tuple[Change, list[float]]] = [(change, []) for change in changes]
     for number in range(ROUNDS):
         began = time.monotonic()
-        if case.left() < longest:
+        if number and case.left() < longest:
             break
-        sides: list[Change | None] = [None, *(one for one in changes if not one.problem)]
-        times: dict[int, float] = {}
-        for change in sides if number % 2 else reversed(sides):
-            if change is None:
-                times[0] = clocked(case, unchanged, request, {})["seconds"]
-                continue
+        # The first run of all is the unchanged program of the first round.
+        before = first["seconds"] if number == 0 else None
+        if number % 2 == 0 and before is None:
+            before = clocked(case, unchanged, request, {})["seconds"]
+        times: list[tuple[Change, list[float], float]] = []
+        for change, own in gains:
             try:
                 asked = {**request, "settings": change.rest}
-                times[id(change)] = clocked(case, change.folder, asked, change.environment)["seconds"]
+                if not change.problem:
+                    times.append((change, own, clocked(case, change.folder, asked, change.environment)["seconds"]))
             except Failed as error:
                 change.problem = str(error)
-        for change in changes:
-            if id(change) in times:
-                gains[id(change)].append(times[0] / times[id(change)] * change.larger)
-        longest = max(longest, time.monotonic() - began)
+        before = before or clocked(case, unchanged, request, {})["seconds"]
+        for change, own, after in times:
+            own.append(before / after * change.larger)
+        longest = time.monotonic() - began
     return gains
 
 

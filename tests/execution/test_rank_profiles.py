@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import recperf
+from recperf.execution.rank_profiles import Meeting
 
 PROGRAM = """
 import os, sys, time
@@ -37,13 +38,22 @@ def train(rank=None):
 if __name__ == "__main__":
     START
 """
+ITSELF = """
+    if "LOCAL_RANK" not in os.environ:
+        import subprocess
+        own = {**os.environ, "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+        subprocess.Popen([sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]], env=own)
+    train(int(os.environ.get("LOCAL_RANK", "0")))
+"""
 STARTS = {
     "--ranks": ("train()", ["--ranks", "2"]),
     "spawn": ("torch.multiprocessing.spawn(train, nprocs=2)", []),
+    "itself": (ITSELF.strip(), []),
 }
+LONG = [pytest.param(way, marks=pytest.mark.long) for way in ("spawn", "itself")]
 
 
-@pytest.mark.parametrize("way", ["--ranks", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["--ranks", *LONG])
 def test_the_late_rank_and_its_line(way: str, tmp_path: Path) -> None:
     start, options = STARTS[way]
     source = PROGRAM.replace("START", start)
@@ -73,3 +83,17 @@ def test_the_late_rank_and_its_line(way: str, tmp_path: Path) -> None:
     assert second.own_ms - first.own_ms > 10
     assert first.late_ms > max(first.moving_ms, second.late_ms)
     assert f"train.py:{line} in late" in done.stdout
+
+
+def test_only_a_further_rank_of_the_program_becomes_a_profile(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit(1)")
+    profile = [sys.executable, "-c", "import sys; raise SystemExit(7 if sys.argv[1:] == ['2'] else 8)"]
+
+    def code(local_rank: str, *command: str) -> int:
+        return subprocess.run([*command, "2"], env={**os.environ, "LOCAL_RANK": local_rank}, check=False).returncode
+
+    with Meeting(script, profile).watched():
+        assert code("1", sys.executable, str(script)) == 7
+        assert code("0", sys.executable, str(script)) == 1
+        assert code("1", sys.executable, "-c", "raise SystemExit(3)") == 3

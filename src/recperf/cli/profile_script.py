@@ -79,7 +79,7 @@ def command(arguments: list[str]) -> int:
     options = parse(Options, ours, prog="recperf profile --script", description=DESCRIPTION)
     if options.ranks > 1:
         return _launch(options.ranks, arguments)
-    first = int(os.environ.get("RANK") or 0) == 0
+    first = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0) == 0
     place = options.run_dir or new_folder("script-profile")
     if (place / "profile.json").exists():
         raise UsageError("the folder already holds a profile", where={"folder": place}, fix="choose another --run-dir")
@@ -119,8 +119,9 @@ def command(arguments: list[str]) -> int:
                 )
     if outcome.report is None:
         assert outcome.missing is not None
-        print_error(outcome.missing, as_json=options.json)
-        return outcome.code or outcome.missing.exit_code
+        if first:
+            print_error(outcome.missing, as_json=options.json)
+        return outcome.code or (outcome.missing.exit_code if first else 0)
     if first:
         _show(outcome.report, place, options)
     return outcome.code

@@ -1,15 +1,18 @@
 """Profiles the ranks of a program together: each observes the same steps of its own, the first one compares all.
 
 Ranks meet in the store of the program's process group, which knows all hosts. Ranks that a program starts as child
-processes write into a folder of the process that started them.
+processes write into a folder of the process that started them; those that it starts as programs, as Lightning does,
+become profiles too.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
@@ -58,10 +61,12 @@ class RankFile(NamedTuple):
 
 
 class Meeting:
-    """The process group that the program joins inside `watched`."""
+    """The process group that the program joins inside `watched`. Where the program starts itself as a further rank, the
+    command is `profile`, followed by its own arguments, instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: Path | None = None, profile: Sequence[str] = ()) -> None:
         self.rank, self.size = 0, 1
+        self._script, self._profile = script, profile
         self._store: Any = None
 
     @contextmanager
@@ -79,8 +84,27 @@ class Meeting:
 
             return join
 
-        with patched(distributed, "init_process_group", wrap), patched(distributed_c10d, "init_process_group", wrap):
+        with (
+            patched(distributed, "init_process_group", wrap),
+            patched(distributed_c10d, "init_process_group", wrap),
+            patched(subprocess.Popen, "__init__", self._profiled),
+        ):
             yield
+
+    def _profiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def start(process: Any, args: Any, *rest: Any, **named: Any) -> None:
+            environment = named.get("env") or os.environ
+            if self._is_rank(args, environment):
+                args = [*self._profile, *args[2:]]
+            original(process, args, *rest, **named)
+
+        return start
+
+    def _is_rank(self, args: Any, environment: Any) -> bool:
+        if self._script is None or not isinstance(args, list) or args[:1] != [sys.executable] or len(args) < 2:
+            return False
+        return Path(args[1]).resolve() == self._script and int(environment.get("LOCAL_RANK") or 0) > 0
 
     def gather(self, mine: RankFile) -> list[RankFile]:
         """Those of all ranks that arrive, on rank 0; elsewhere none."""

@@ -42,6 +42,8 @@ from .started_processes import StartedProcesses
 from .step_profile import Evidence, Profiler
 
 MAIN = "__main__:"
+RANKS_END_S = 10.0
+"""Time for ranks that the program started to end after they have sent what they saw."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -62,6 +64,13 @@ class Program:
     """Texts that take the place of files, by their paths."""
     learning: bool = False
     """Also watch how its models learn."""
+
+    @property
+    def profile(self) -> list[str]:
+        """The command that profiles it as a further rank, before its arguments."""
+        options = [f"--{kind}-function={name}" for kind, name in self.named] + ["--to-the-end"] * self.to_the_end
+        command = [sys.executable, "-m", "recperf", "profile", "--script", str(self.script.resolve()), *options]
+        return [*command, "--no-try", "--no-peaks", "--no-report", "--quiet", "--"]
 
     @property
     def named(self) -> list[tuple[str, str]]:
@@ -100,16 +109,30 @@ class ScriptOutcome:
 def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True) -> ScriptOutcome:
     """Run the program until it is clear what limits its steps; its own errors are printed as Python prints them."""
     profiler, effects, imported = Profiler(quiet=quiet, peaks=peaks), SideEffects(), set(sys.modules)
-    script, meeting = program.script.resolve(), Meeting()
+    script = program.script.resolve()
+    meeting, started = Meeting(script, program.profile), StartedProcesses()
     profiler.counts = COUNTS if world_size() > 1 else None
     profiler.child_kind = SampledRank
-    outcome, hooks = run_program(program, profiler, effects, meeting.watched())
+
+    def joined() -> None:
+        if meeting.size > 1 and profiler.counts is None:
+            profiler.counts = COUNTS
+            profiler.restart()
+
+    outcome, hooks = run_program(program, profiler, effects, meeting.watched(joined))
+    ended_early = outcome.stopped or outcome.code == INTERRUPTED
+    if ended_early and meeting.size == 1:
+        started.end()
     outcome.effects, outcome.read_input = effects.seen, effects.read_input
     names = (getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - imported)
     own = {Path(name).resolve() for name in names if name and Stacks().file(name)[0] == USER}
     outcome.files = [script, *sorted(one for one in own if one.suffix == ".py")]
     _conclude(program, profiler, hooks, outcome, meeting)
-    if outcome.report is not None:
+    if ended_early and meeting.size > 1:
+        # A launcher that sees a rank fail ends all others.
+        started.end(patience=RANKS_END_S)
+    # What the first rank shows is the report of all.
+    if outcome.report is not None and not meeting.rank:
         advise_on_sources(outcome.report, outcome.files)
     return outcome
 
@@ -119,7 +142,7 @@ def run_program(
 ) -> tuple[ScriptOutcome, Hooks]:
     """Run the program until the profiler has seen enough of its steps."""
     code = _compiled(program)
-    outcome, started = ScriptOutcome(), StartedProcesses()
+    outcome = ScriptOutcome()
     profiler.__enter__()
     # Also where the program fails; no report is built.
     with closing(profiler):
@@ -135,8 +158,6 @@ def run_program(
         if active_children():
             # Iterators of loaders that are not referenced any more end their worker processes.
             gc.collect()
-        if outcome.stopped or outcome.code == INTERRUPTED:
-            started.end()
         outcome.wall_s, outcome.cpu_s = monotonic() - began, process_time() - began_cpu
         outcome.steps, outcome.workers = hooks.steps_seen, hooks.workers
     return outcome, hooks

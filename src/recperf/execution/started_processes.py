@@ -27,11 +27,14 @@ class StartedProcesses:
     def __init__(self) -> None:
         self._before = set(_descendants())
 
-    def end(self) -> None:
-        """End them, first by SIGTERM. Daemons of multiprocessing are left to their owner, who ends them at exit: the
-        workers of a DataLoader raise an error in it where they end otherwise."""
+    def end(self, patience: float = 0.0) -> None:
+        """End them, first by SIGTERM, after so many seconds to end by themselves. Daemons of multiprocessing are left
+        to their owner, who ends them at exit: the workers of a DataLoader raise an error in it where they end
+        otherwise."""
         daemons = {child.pid for child in active_children() if child.daemon and child.pid is not None}
-        running = self._now(daemons)
+        until = monotonic() + patience
+        while (running := self._now(daemons)) and monotonic() < until:
+            sleep(0.02)
         if not running:
             return
         _send(signal.SIGTERM, running)
