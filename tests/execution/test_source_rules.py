@@ -22,7 +22,8 @@ def advised(script: Path, line: str, share: float = 0.5) -> list[Advice]:
     place = PlaceTime("f", script.name, 1 + next(n for n, text in enumerate(lines) if line in text), limit="python",
                       share=share, ms=1.0)  # fmt: skip
     double = SimpleNamespace(precision="float64", ms=1.0)
-    report: Any = SimpleNamespace(places=[place], operators=[double], waits={}, advice=[])
+    facts = SimpleNamespace(loader=SimpleNamespace(padding=0.75))
+    report: Any = SimpleNamespace(places=[place], operators=[double], waits={}, advice=[], program_facts=facts)
     advise_on_sources(report, [script])
     return report.advice  # type: ignore[no-any-return]
 
@@ -59,6 +60,7 @@ def test_a_planted_defect_is_found_and_its_edit_trains_the_same(program: Planted
     # What no line tells is tried first.
     assert program.advice not in ("anomaly mode", "padding") or next(iter(advice)) == program.advice
     assert text != program.text
+    assert ("75% of the ids of a batch" in one.seen) == (program.advice == "padding")
     before, after = losses(program.text), losses(text)
     assert len(after) == len(before) >= 3
     assert bool(one.changes) or program.same

@@ -15,6 +15,7 @@ from recperf.measure import program_facts
 from recperf.measure.advice import AdviceFacts
 from recperf.measure.attribution import classify
 from recperf.measure.ceilings import Ceilings
+from recperf.measure.program_facts import padding_of
 from recperf.measure.program_records import EmbeddingFacts, LoaderFacts, OptimizerFacts, ProgramFacts
 from recperf.measure.random_rows import random_rows
 from recperf.measure.records import Advice, DividedOperator, Observed, Operator, Percentiles, Place, PlaceShare
@@ -282,6 +283,18 @@ def test_element_wise_passes_outside_of_the_optimizer() -> None:
     assert "3 element-wise passes of norm (mul, add, exp) move 1.2 GB at 20 GB/s" in advice.seen
     assert advice.predicted_gain == pytest.approx(STEP / (STEP - 40))
     assert names(passes[0]) == []
+
+
+def test_rows_that_zeros_fill() -> None:
+    ids = torch.tensor([[0, 0, 0, 7], [0, 5, 0, 6], [1, 2, 3, 4], [0, 0, 0, 0]])
+    assert padding_of([torch.zeros(9, 9), torch.arange(9), ids]) == 8 / 16
+    assert padding_of([ids.flip(1)]) == 8 / 16
+    assert padding_of([torch.rand(4, 4)]) is None
+    filled = facts(loader=LoaderFacts(0, pinned=False, padding=0.5))
+    advice = only(row("mm", 60.0, kind="product"), facts=filled)
+    assert (advice.name, advice.settings) == ("padding", {})
+    assert advice.seen.startswith("50% of the ids of a batch")
+    assert names(row("mm", 60.0, kind="product"), facts=facts(loader=LoaderFacts(0, pinned=False, padding=0.01))) == []
 
 
 def test_random_rows() -> None:

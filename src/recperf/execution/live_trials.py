@@ -104,7 +104,8 @@ class LiveTrials(Search):
         """A step on a batch, which as a graph is captured first."""
         if not settings.get("graph"):
             return lambda: self.step.run(batch)
-        with self._undone():
+        # What else is changed is captured too.
+        with self._undone(), switched(settings, self.step.optimizers):
             replay = captured_step(lambda: self.step.run(batch))
         if replay is None:
             raise NotTried("the step cannot be captured")

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import UsageError
-from ..measure.program_facts import loader_facts, tensors_in
+from ..measure.program_facts import loader_facts, note_batch
 from ..measure.program_records import LoaderFacts
 from ..measure.schedule import ENDLESS
 from .step_profile import Profiler, length, prefetched
@@ -233,7 +233,7 @@ class Hooks(ExitStack):
             if key in self._loaders:
                 self._loaders[key].batches += 1
                 if (facts := self._loaders[key].facts) and self._loaders[key].batches == 1:
-                    facts.tensors = tensors_in(batch)
+                    note_batch(facts, batch)
             return batch
 
         return next_batch

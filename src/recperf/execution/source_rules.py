@@ -51,7 +51,7 @@ def advise_on_sources(report: Report, files: Iterable[Path]) -> None:
                     if share >= SMALL or finding.always:
                         findings[finding.name].append((finding, share, times.place(finding)))
     advice = [one for rows in findings.values() if (one := _advice(rows, report)) is not None]
-    replaced = {SAME.get(one.name) for one in advice if one.settings}
+    replaced = {SAME.get(one.name) for one in advice if one.settings} | {one.name for one in advice}
     others = [one for one in report.advice or [] if one.name not in replaced]
     # What its lines do not tell may be worth the most.
     unknown = {name for name, rows in findings.items() if any(row[0].always and row[0].edits for row in rows)}
@@ -70,6 +70,9 @@ def _advice(rows: list[tuple[Finding, float, Place]], report: Report) -> Advice 
         return None
     where = f", first at {place_text(place)}" if len(possible) > 1 else f": {place_text(place)}"
     cost = f", {share:.0%} of the step" if share >= SMALL else ""
+    loader = report.program_facts.loader if report.program_facts else None
+    if finding.name == "padding" and loader is not None and loader.padding is not None:
+        cost += f"; {loader.padding:.0%} of the ids of a batch are zeros"
     advice = Advice(finding.name, f"{finding.seen}{where}{cost}.", finding.change, changes=finding.changes)
     if share >= SMALL and not finding.always:
         advice.predicted_gain = 1 / (1 - share * (1 - REMAINS))

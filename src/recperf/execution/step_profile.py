@@ -37,7 +37,7 @@ from ..measure.experiments import confirm as run_experiments
 from ..measure.observing import Observer
 from ..measure.peaks.records import Peaks
 from ..measure.profile import build_profile
-from ..measure.program_facts import ProgramWatch, loader_facts, tensors_in
+from ..measure.program_facts import ProgramWatch, loader_facts, note_batch
 from ..measure.program_records import ProgramFacts
 from ..measure.records import Attribution, Experiment, Observed
 from ..measure.saved_state import SavedState
@@ -148,7 +148,7 @@ class Profiler:
                 except StopIteration:
                     return
             if is_first and self.watch is not None and self.watch.loader:
-                self.watch.loader.tensors = tensors_in(batch)
+                note_batch(self.watch.loader, batch)
             is_first = False
             yield batch
 

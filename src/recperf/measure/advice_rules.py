@@ -323,6 +323,17 @@ def repeated_rows(evidence: AdviceFacts) -> Advice | None:
     return evidence.advice("duplicates", seen, change, goes, goes * row.distinct / row.memory_rows)
 
 
+def padding(evidence: AdviceFacts) -> Advice | None:
+    """Zeros that fill rows of ids to one length."""
+    share = evidence.facts.loader.padding if evidence.facts.loader else None
+    work = sum(row.ms for row in evidence.operators if not optimizer_of(row.part))
+    if share is None or share * work < NOTICEABLE * evidence.step_ms:
+        return None
+    seen = f"{share:.0%} of the ids of a batch are zeros that fill rows; operators take {evidence.cost(work)}."
+    change = "batches of rows of about the same length, cut to their longest; or packed rows with their offsets"
+    return Advice("padding", seen, change)
+
+
 def huge_pages(evidence: AdviceFacts) -> Advice | None:
     """Random rows in pages of 4 KiB."""
     goes = evidence.ms("latency")
@@ -353,5 +364,5 @@ def page_faults(evidence: AdviceFacts) -> Advice | None:
 
 RULES: tuple[Callable[[AdviceFacts], Advice | None], ...] = (
     dense_table, optimizer_passes, cleared_gradients, precision, product_shape, attention, catalogue_softmax,
-    *RULES_OF_THE_HOST, repeated_passes, wide_rows, repeated_rows, huge_pages, page_faults,
+    *RULES_OF_THE_HOST, repeated_passes, wide_rows, repeated_rows, padding, huge_pages, page_faults,
 )  # fmt: skip

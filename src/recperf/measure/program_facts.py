@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 SMALLEST_TABLE = 1000
 """Rows of a parameter that may be a table."""
 _STEP = re.compile(r"(?:Optimizer\.step#|optimizer )(\w+)\.step")
+PADDED_ROWS = 1024
+"""Rows of a batch whose padding is counted."""
 KEEPING = {
     "mimalloc": {"MIMALLOC_PURGE_DELAY": "-1"},
     "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
@@ -117,14 +119,36 @@ def loader_facts(loader: Any) -> LoaderFacts | None:
     return LoaderFacts(int(loader.num_workers), bool(getattr(loader, "pin_memory", False)), size and int(size))
 
 
-def tensors_in(batch: Any, depth: int = 3) -> int:
-    """Tensors in a batch: in lists, tuples and dicts, or in the attributes of an object."""
+def note_batch(facts: LoaderFacts, batch: Any) -> None:
+    """Note the tensors of a batch of a loader."""
+    tensors = list(_tensors(batch))
+    facts.tensors = len(tensors)
+    facts.padding = padding_of(tensors)
+
+
+def _tensors(batch: Any, depth: int = 3) -> Iterator[Any]:
+    """The tensors of a batch: in lists, tuples and dicts, or in the attributes of an object."""
     from torch import Tensor
 
-    if isinstance(batch, Tensor) or not depth:
-        return int(isinstance(batch, Tensor))
-    inside = batch if isinstance(batch, (list, tuple, dict)) else getattr(batch, "__dict__", {})
-    return sum(tensors_in(one, depth - 1) for one in (inside.values() if isinstance(inside, dict) else inside))
+    if isinstance(batch, Tensor):
+        yield batch
+    elif depth:
+        inside = batch if isinstance(batch, (list, tuple, dict)) else getattr(batch, "__dict__", {})
+        for one in inside.values() if isinstance(inside, dict) else inside:
+            yield from _tensors(one, depth - 1)
+
+
+def padding_of(tensors: Iterable[Any]) -> float | None:
+    """The share of zeros at the beginning or the end of rows, in the largest matrix of ids."""
+    from torch import long, strided
+
+    ids = [one for one in tensors if one.dtype == long and one.device.type == "cpu" and one.layout == strided]
+    ids = [one for one in ids if one.dim() == 2 and one.size(1) > 2 and one.numel()]
+    if not ids:
+        return None
+    used = (max(ids, key=lambda one: int(one.numel()))[:PADDED_ROWS] != 0).cumsum(1)
+    before, after = (used == 0).sum(), (used == used[:, -1:]).sum() - (used[:, -1] > 0).sum()
+    return float(max(before, after)) / used.numel()
 
 
 def optimizer_of(part: str | None) -> str | None:

@@ -31,6 +31,8 @@ class LoaderFacts(Struct):
     batch_size: int | None = None
     tensors: int = 0
     """Of a batch, where one was seen."""
+    padding: float | None = None
+    """Share of the ids of that batch that are zeros which fill rows."""
 
 
 class EmbeddingFacts(Struct):
