@@ -148,7 +148,7 @@ def padding_of(tensors: Iterable[Any]) -> float | None:
         return None
     used = (max(ids, key=lambda one: int(one.numel()))[:PADDED_ROWS] != 0).cumsum(1)
     before, after = (used == 0).sum(), (used == used[:, -1:]).sum() - (used[:, -1] > 0).sum()
-    return float(max(before, after)) / used.numel()
+    return max(int(before), int(after)) / int(used.numel())
 
 
 def optimizer_of(part: str | None) -> str | None:
