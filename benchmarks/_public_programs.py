@@ -80,7 +80,8 @@ class Case:
             *(str(place / one) for one in self.spec.get("path", [])),
         ]
         env = {**os.environ, **environment}
-        env["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+        own = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+        env["PYTHONPATH"] = os.pathsep.join([*paths, *own])
         if self.device == "cpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
         pinned = ["taskset", "-c", ",".join(map(str, self.cores)), *command]
