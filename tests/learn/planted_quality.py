@@ -18,6 +18,7 @@ import torch
 from planted_logs import SIZES, Draw, Log, labelled_events, rows, sequences, wide_rows
 
 import recperf
+from recperf.data.datasets import imported_as
 from recperf.errors import RecperfWarning
 from recperf.execution.run import TrainingRun
 from recperf.execution.workload import Workload, load
@@ -271,13 +272,16 @@ def flawed(workload: Workload, flaws: tuple[Callable[[Any], None], ...]) -> Work
 
 
 def prepare(case: Case, size: str, seed: int) -> tuple[Workload, Any, Log]:
-    """The workload of a case, its config on a log drawn for it, and the log."""
+    """The workload of a case, its config on a log drawn for it, and the log, which is imported where that was not done
+    before."""
     log = case.log(np.random.default_rng([seed, len(case.name), *case.name.encode()]), SIZES[size])
     name = f"planted-{crc32(case.name.encode()):x}-{size}-{seed}"
-    label = {"label": "label"} if "label" in log.columns else {}
-    with catch_warnings():
-        simplefilter("ignore", RecperfWarning)
-        data = recperf.dataset(log.columns, name=name, **label, **log.options)
+    data = imported_as(name)
+    if data is None:
+        label = {"label": "label"} if "label" in log.columns else {}
+        with catch_warnings():
+            simplefilter("ignore", RecperfWarning)
+            data = recperf.dataset(log.columns, name=name, **label, **log.options)
     choice = choose(case.workload, data=data)
     # Made for few rows, and the same for all flaws.
     config = resolved(choice, with_fields(choice.config, {**case.fields, "seed": 100 + seed}))

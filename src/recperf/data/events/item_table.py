@@ -68,9 +68,8 @@ def columns_of(store: EventStore, role: SideRole = "item") -> dict[str, ItemColu
     """The columns of items or users by the user's names, without titles."""
     facts, table = table_facts(store, role), _table(store, role)
     if facts is None or table is None:
-        arrow, groups = pyarrow(), store.manifest.groups if role == "item" else []
-        columns = zip(groups, store.groups_IG.astype(np.int64).T)
-        return {name: ItemColumn("category", arrow.array(ids_I, mask=ids_I == 0)) for name, ids_I in columns}
+        columns = zip(store.manifest.groups if role == "item" else [], store.groups_IG.astype(np.int64).T)
+        return {name: ItemColumn("category", pyarrow().array(ids_I, mask=ids_I == 0)) for name, ids_I in columns}
     return {
         one.name: ItemColumn(one.kind, table.column(f"v{at}").combine_chunks(), tuple(one.edges))
         for at, one in enumerate(facts.columns)
