@@ -86,7 +86,7 @@ def test_sizes_follow_the_encoder_and_the_device(shown: Callable[..., Any], monk
 
 def test_large_data_gets_larger_models_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for gpu, data, expected in (
-        (True, data_of(5000, 8), (256, 1, 1, 256)),
+        (True, data_of(5000, 8), (256, 2, 1, 256)),
         (True, data_of(800, 50), (192, 4, 4, 48)),
         (False, data_of(800, 50), (64, 2, 2, 32)),
     ):
