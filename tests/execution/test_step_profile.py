@@ -120,7 +120,8 @@ def test_a_loop_that_stays_as_it_is() -> None:
 
 def test_of_batches_without_tensors_only_the_first_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
-    monkeypatch.setattr("recperf.execution.step_profile.tensors_in", lambda batch: searched.append(batch) or 0)
+    note = lambda loader, batch: searched.append(batch)  # noqa: E731
+    monkeypatch.setattr("recperf.execution.step_profile.note_batch", note)
     with recperf.Profiler() as profiler:
         for _ in profiler.input(DataLoader(["text"] * 40, 2)):  # type: ignore[arg-type]
             torch.ones(8).add_(1)
