@@ -15,7 +15,7 @@ it is known; a program whose rows FILE has is not run again, so that a second co
 from the start) ended the first one. Exit 5 where fewer than 90 % of the printed gains are within 10 % of the followed.
 On a machine that has only torch and numpy, with wheels of the other packages unpacked beside:
 
-    PYTHONPATH=src:PACKAGES python benchmarks/followed_programs.py --public .carry/programs --rows /tmp/rows.jsonl \\
+    PYTHONPATH=src:PACKAGES python benchmarks/followed_programs.py --public FOLDER --rows rows.jsonl \\
         --workers 4 --until 560 --no-record
 """
 
