@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_logs import rows
+from planted_logs import labelled_events, rows
 from planted_quality import CASES, made, prepare, train
 
 from recperf.config import to_json
 from recperf.errors import ConfigError
 from recperf.execution import diagnosing
+from recperf.execution.beside_changes import part_of
 from recperf.execution.diagnosing import Diagnosing, Quiet
 from recperf.execution.tried_configs import key_of, with_change
-from recperf.learn.experiments import changes
+from recperf.execution.workload import TRAINED, load
+from recperf.learn.experiments import changes, left_out
 from recperf.learn.gains import Scored
+from recperf.learn.records import InputSeen, Mean
 from recperf.runs import diagnosis_report
 from recperf.workloads import find, names
 from recperf.workloads.choice import choose
@@ -129,6 +132,28 @@ def test_every_workload_has_experiments_that_its_config_accepts(name: str) -> No
             continue
         limits.add(change.limit)
     assert {"steps", "rate", "capacity"} <= limits
+
+
+def test_labelled_events_have_a_curve_the_recent_half_and_inputs_to_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECPERF_HOME", str(tmp_path))
+    healthy = next(one for one in CASES if one.name == "events: nothing wrong")
+    workload, config, _ = prepare(replace(healthy, log=made(labelled_events, count=400)), "small", 3)
+    whole, quarter = (load(workload.build)(one) for one in (config, part_of(config, 0.25)))
+    assert quarter.data["train_rows"] == pytest.approx(whole.data["train_rows"] / 4, rel=0.3)
+    for part in ("holdout", "validation"):
+        assert quarter.positions(getattr(quarter, part)).tolist() == whole.positions(getattr(whole, part)).tolist()
+    probed = dict(whole.trial(0).probes())
+    assert list(probed) == ["", TRAINED, "item_id", "actions", "running rates"]
+    # A model that was not trained uses its table; what it adds for running rates is zero so far.
+    assert (probed["item_id"] != probed[""]).any()
+    costs = {"running rates": 0.0, "item_id": 0.5, "actions": 0.0}
+    inputs = [InputSeen(name=name, costs=Mean(value=cost, error=0.01, rows=80)) for name, cost in costs.items()]
+    names = {one.name for one in (*changes(to_json(config)), *left_out(to_json(config), inputs))}
+    assert {"the recent half of the rows", "leaving out running rates"} <= names
+    assert "leaving out item_id" not in names
+    assert part_of(with_change(config, left_out(to_json(config), inputs)[0]), 0.5).data.train_share == 0.5
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ Shapes: N scored rows, Q parts of them.
 from __future__ import annotations
 
 import math
+from itertools import chain
 from time import monotonic
 
 import torch
@@ -49,33 +50,46 @@ def evidence_of(
     else:
         evidence.parts = moved(start)
     trial.recipe.model.train(False)
-    _probe(trial, evidence, limit)
+    probes = _Probes(trial, evidence)
+    probes.unchanged()
     if evidence.held is None:
         evidence.notes.append("no rows choose the epoch")
     elif monotonic() < limit:
         facts = prepared.held_out_facts()
         _held_out(evidence, prepared, facts, predictions)
+        probes.exchanged(limit)
         for one in evidence.inputs:
             one.alone = facts.alone.get(one.name)
+        evidence.strongest = _strongest(evidence, facts)
     else:
-        evidence.notes.append("there was no time for the losses of held-out rows by their history")
+        evidence.notes.append("there was no time for the losses of held-out rows by their history, and for inputs")
     evidence.seconds = monotonic() - began
     return evidence
 
 
-def _probe(trial: Trial, evidence: QualityEvidence, limit: float) -> None:
-    losses_N: Tensor | None = None
-    for name, probed_N in trial.probes():
-        if not name:
-            losses_N, evidence.held = probed_N, mean_of(probed_N)
-        elif name == TRAINED:
-            evidence.trained = [mean_of(part_N) for part_N in probed_N.chunk(AGES)]
-        else:
-            assert losses_N is not None
-            evidence.inputs.append(InputSeen(name=name, costs=mean_of(probed_N - losses_N)))
-        if monotonic() > limit:
-            evidence.notes.append(f"there was no time for inputs after {name or 'none'}")
-            return
+class _Probes:
+    """The probes of a trial: those of the model as it is, then those with an input exchanged."""
+
+    def __init__(self, trial: Trial, evidence: QualityEvidence) -> None:
+        self._left, self._evidence, self._losses_N = trial.probes(), evidence, torch.zeros(0)
+        self._first: tuple[str, Tensor] | None = None
+
+    def unchanged(self) -> None:
+        for name, probed_N in self._left:
+            if not name:
+                self._losses_N, self._evidence.held = probed_N, mean_of(probed_N)
+            elif name == TRAINED:
+                self._evidence.trained = [mean_of(part_N) for part_N in probed_N.chunk(AGES)]
+            else:
+                self._first = name, probed_N
+                return
+
+    def exchanged(self, limit: float) -> None:
+        for name, probed_N in chain([self._first] if self._first else [], self._left):
+            self._evidence.inputs.append(InputSeen(name=name, costs=mean_of(probed_N - self._losses_N)))
+            if monotonic() > limit:
+                self._evidence.notes.append(f"there was no time for inputs after {name}")
+                return
 
 
 def _held_out(evidence: QualityEvidence, prepared: Prepared, facts: HeldOutFacts, predictions: Predictions) -> None:
@@ -93,13 +107,18 @@ def _held_out(evidence: QualityEvidence, prepared: Prepared, facts: HeldOutFacts
     if by_time and predictions.ranks_N is None:
         order_N = torch.arange(len(losses_N)) if rows.times_N is None else rows.times_N.argsort(stable=True)
         evidence.ages = [mean_of(part_N) for part_N in losses_N[order_N].chunk(AGES) if len(part_N) >= LEAST]
-    if facts.alone:
-        name = max(facts.alone, key=lambda one: facts.alone[one])
-        costs = next((one.costs for one in evidence.inputs if one.name == name), Mean(value=0.0, error=0.0, rows=0))
-        evidence.strongest = InputSeen(name=name, costs=costs, alone=facts.alone[name])
     evidence.repeats, evidence.targets, evidence.later = facts.repeats, facts.targets, dict(facts.later)
     evidence.at_most = facts.at_most
     evidence.lists = dict(predictions.lists)
+
+
+def _strongest(evidence: QualityEvidence, facts: HeldOutFacts) -> InputSeen | None:
+    """The input that alone predicts the label best."""
+    if not facts.alone:
+        return None
+    name = max(facts.alone, key=lambda one: facts.alone[one])
+    costs = next((one.costs for one in evidence.inputs if one.name == name), Mean(value=0.0, error=0.0, rows=0))
+    return InputSeen(name=name, costs=costs, alone=facts.alone[name])
 
 
 def _groups(name: str, rows_N: Tensor, losses_N: Tensor) -> list[GroupSeen]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import flatten
+from ..data.streaming.features import CONTEXT, HISTORY, RUNNING_RATES
 from .records import InputSeen
 from .rules import SURE
 
@@ -117,22 +118,34 @@ def _regularisation(fields: Values) -> Iterator[Change]:
 
 
 def _recent(fields: Values) -> Iterator[Change]:
-    if fields.get("data.split") == "time" and fields.get("data.recent") == 1.0 and not fields.get("data.events"):
+    # Rows that were made of events are not divided by their own times: the config names the folder of these.
+    of_events = isinstance(fields.get("data.events"), str)
+    if fields.get("data.split") == "time" and fields.get("data.recent") == 1.0 and not of_events:
         yield Change("the recent half of the rows", "drift", {"data.recent": 0.5})
 
 
 def left_out(config: Values, inputs: Sequence[InputSeen]) -> list[Change]:
     """The config without each of the inputs that helped the model least."""
-    hidden = flatten(config).get("data.without")
-    useless = [one for one in inputs if one.costs.value <= SURE * one.costs.error]
-    if hidden is None:
-        return []
-    useless.sort(key=lambda one: one.costs.value)
-    return [
-        Change(f"leaving out {one.name}", "overfit", {"data.without": [*hidden, one.name]})
-        for one in useless[:MOST_LEFT_OUT]
-        if one.name not in hidden
-    ]
+    fields = flatten(config)
+    useless = sorted(
+        (one for one in inputs if one.costs.value <= SURE * one.costs.error), key=lambda one: one.costs.value
+    )
+    made = ((one.name, _without(fields, one.name)) for one in useless)
+    possible = [Change(f"leaving out {name}", "overfit", changed) for name, changed in made if changed]
+    return possible[:MOST_LEFT_OUT]
+
+
+def _without(fields: Values, name: str) -> Values:
+    """The fields that leave out an input; none where a config cannot, or does so already."""
+    hidden, rows, tables = fields.get("data.without"), fields.get("model.rows"), (*HISTORY, *CONTEXT)
+    if hidden is not None:
+        return {} if name in hidden else {"data.without": [*hidden, name]}
+    if name == RUNNING_RATES:
+        return {"model.rates_hidden": 0} if fields.get("model.rates_hidden") else {}
+    if name in tables and rows and len(rows) == len(tables) and rows[tables.index(name)] > 1:
+        # In a table of one row all ids are the same.
+        return {"model.rows": [1 if table == name else count for table, count in zip(tables, rows)]}
+    return {}
 
 
 def _parts(fields: Values) -> Iterator[Change]:

@@ -20,6 +20,7 @@ from recperf.data.events.store import EventStore
 from recperf.data.known.yambda.mlperf_cache import ReferenceStore, open_reference
 from recperf.data.streaming import windows
 from recperf.data.streaming.config import WindowConfig
+from recperf.data.streaming.fewer import with_fewer
 from recperf.data.streaming.windows import WindowIndex, shuffled, unit
 from recperf.errors import DataError
 
@@ -192,3 +193,25 @@ def test_a_large_index_is_verified_as_it_is_used(tmp_path: Path, monkeypatch: py
             assert str(index.folder) in str(caught.value.fix)
         with pytest.raises(DataError, match="the index of windows is damaged"):
             again.counts()
+
+
+def test_fewer_anchors_are_trained_on_and_all_are_held_out(tmp_path: Path) -> None:
+    store = store_of(some_users(), tmp_path)
+    index = WindowIndex.open(store, WindowConfig(seconds=5000, min_history=5, train_share=0.7, shuffle=1.0))
+
+    def trained(share: float, recent: float = 1.0) -> set[int]:
+        fewer = with_fewer(index, range(index.windows), "train", share=share, recent=recent)
+        anchors = [fewer.order(window, "train").tolist() for window in range(index.windows)]
+        assert fewer.counts("train").tolist() == [len(one) for one in anchors]
+        for users in ("all", "held-out"):
+            assert [fewer.anchors(w, users).tolist() for w in range(index.windows)] == [
+                index.anchors(w, users).tolist() for w in range(index.windows)
+            ]
+        return {position for one in anchors for position in one}
+
+    whole, half, quarter = (trained(share) for share in (1.0, 0.5, 0.25))
+    assert quarter < half < whole
+    assert 0.4 < len(half) / len(whole) < 0.6
+    late = trained(1.0, recent=0.5)
+    assert 0.5 <= len(late) / len(whole) < 0.52
+    assert min(store.times_E[list(late)]) > max(store.times_E[list(whole - late)])

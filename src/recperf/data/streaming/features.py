@@ -31,3 +31,5 @@ RATES: Final = (
 )
 """Columns of the running rates (rates.py): log odds of shares of positive listens and by which users and items
 differ from what is expected of each other, logarithms of counts and times."""
+RUNNING_RATES: Final = "running rates"
+"""The name of all of them as one input."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -51,6 +52,7 @@ DIGEST_BLOCK = 1 << 20
 AT_ONCE = 64 << 20
 """An index of at most this many bytes is compared with its digests when it is opened, a larger one as it is used, so
 that the first batch does not wait for gigabytes."""
+FEWER = "fewer"
 CHUNK = 1 << 18
 """Events read in one call, so that no call blocks other threads for long."""
 
@@ -124,6 +126,8 @@ class WindowIndex:
     cuts: tuple[Longs, Longs] | None = None
     """For each user the positions from which on its events choose the epoch, and are held out; None: users are divided
     by a hash."""
+    fewer: tuple[Users, Callable[[Longs], Longs]] | None = None
+    """A part, and what leaves some of the positions of its anchors (fewer.py); None: all stay."""
     _counts: dict[str, Longs] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -163,6 +167,17 @@ class WindowIndex:
 
     def counts(self, users: Users = "all") -> Longs:
         """Number of anchors of every window."""
+        if self.fewer is None or users != self.fewer[0]:
+            return self._stored_counts(users)
+        if FEWER not in self._counts:
+            stored_W = self._stored_counts(users)
+            left = [len(self.anchors(window, users)) if stored_W[window] else 0 for window in range(self.windows)]
+            self._counts[FEWER] = np.array(left, np.int64)
+            self._counts[FEWER].setflags(write=False)
+        return self._counts[FEWER]
+
+    def _stored_counts(self, users: Users) -> Longs:
+        """The same if all stay."""
         if users not in self._counts:
             values_R = self.anchors_R[:]
             if users != "all" and self.cuts is not None:
@@ -190,7 +205,7 @@ class WindowIndex:
             stated = int(self.anchors_R[rows][selected].sum(dtype=np.int64))
         else:
             first, events = self._cut(rows, users)
-            stated = int(self.counts(users)[window])
+            stated = int(self._stored_counts(users)[window])
         if len(first) and (first.min() < 0 or (first + events).max() > self.store.events):
             raise _damaged(self.folder, self.store)
         ends, parts = np.cumsum(events), [np.empty(0, np.int64)]
@@ -200,7 +215,7 @@ class WindowIndex:
         positions = np.concatenate(parts)
         if len(positions) != stated:
             raise _damaged(self.folder, self.store)
-        return positions
+        return positions if self.fewer is None or users != self.fewer[0] else self.fewer[1](positions)
 
     def order(self, window: int, users: Users = "all") -> Longs:
         """A window's anchors in training order: a pure function of the config's seed and the window."""

@@ -6,7 +6,7 @@ Shapes: B samples of a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...data.batch import HistoryBatch
 from ...data.streaming.loader import StreamOrder
 from ...distributed.ranks import current
 from ...distributed.shares import SharedScores
@@ -23,6 +24,7 @@ from ...execution.tables import placed_tables, table_share
 from ...execution.workload import TRAINED, Predictions, Prepared, Trial
 from ...measure.cost import FLOAT, Cost
 from ...models.dlrm_v4.cost import load_of, step
+from ...models.dlrm_v4.exchanged import exchanged, inputs_of
 from ...models.dlrm_v4.inputs import prepare
 from ...models.dlrm_v4.model import DLRMv4
 from ...models.dlrm_v4.padding import Padding
@@ -59,12 +61,14 @@ from .config import (
     require_room,
     table_state,
 )
-from .data import EventWindows, Part
+from .data import EventWindows, Part, Positions
 from .ranking import candidate_logits
 from .steps import AdamAndRows, InputOrder, Numbered, PackedBatch, PackedFeed, PackedOrder, SteppedModel, learning_rate
 
 SENT: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bfloat16"}
 """Names of precisions in an MLPerf log; gradients of dense parameters are sent in fp32."""
+MOST_PROBED = 10_000
+"""Anchors that inputs are exchanged between, at most."""
 
 
 def settings_of(config: DLRMv4WorkloadConfig) -> Settings:
@@ -271,12 +275,29 @@ class HistoryTrial(Trial):
 
     @torch.no_grad()
     def probes(self) -> Iterator[tuple[str, Tensor]]:
-        if self.prepared.validation is None:
+        prepared = self.prepared
+        if prepared.validation is None:
             return
-        for name, part in (("", self.prepared.validation), (TRAINED, self.prepared.last_trained)):
-            if part is not None:
-                logits_N, labels_N = self._scored(part)
-                yield name, F.binary_cross_entropy_with_logits(logits_N.double(), labels_N.double(), reduction="none")
+        chosen_N = _some(prepared.positions(prepared.validation))
+        yield "", self._losses(chosen_N)
+        if prepared.last_trained is not None:
+            yield TRAINED, self._losses(_some(prepared.positions(prepared.last_trained)))
+        for name in inputs_of(prepared.config.model):
+            yield name, self._losses(chosen_N, lambda batch, name=name: exchanged(batch, name))  # type: ignore[misc]
+
+    def _losses(
+        self, positions_N: Positions, change: Callable[[HistoryBatch], HistoryBatch] = lambda batch: batch
+    ) -> Tensor:
+        """The log loss of each of these anchors, of batches that are changed before they are scored."""
+        self.model.eval()
+        prepared, inputs, losses = self.prepared, self.inputs(self.order), [torch.zeros(0, dtype=torch.float64)]
+        size = prepared.config.evaluate.batch_size or prepared.config.train.batch_size
+        for first in range(0, len(positions_N), size):
+            poll()
+            own = inputs.inputs(change(prepared.histories.batch(positions_N[first : first + size])))
+            logits_B, labels_B = self.model(own).double(), own.labels_B.double()
+            losses.append(F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="none").cpu())
+        return torch.cat(losses)
 
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Counts the predictions towards the lifetime AUC."""
@@ -336,6 +357,10 @@ class HistoryTrial(Trial):
 
     def _tallies(self) -> dict[str, Tally]:
         return {"train": self.stepped.lifetime, "recent": self.stepped.recent, "valid": self.scored}
+
+
+def _some(positions_N: Positions) -> Positions:
+    return positions_N[:: max(1, -(-len(positions_N) // MOST_PROBED))]
 
 
 def submission(trial: HistoryTrial, seed: int, log: MLPerfLog) -> Submission:

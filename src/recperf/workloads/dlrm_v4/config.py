@@ -63,6 +63,11 @@ class EventsConfig(EventSplitOptions):
     validate: bool = False
     """With a split that is not windows: whether the part before what is held out chooses the epoch by its log loss and
     is not trained on. Otherwise the last epoch counts."""
+    train_share: float = 1.0
+    """Share of the anchors to train on, drawn at random, that is trained on; histories stay whole. A smaller share has
+    part of the anchors of a larger one."""
+    recent: float = 1.0
+    """Share of the anchors to train on, the latest, that is trained on; needs times."""
     baselines: Literal["bias", "all"] = "bias"
     """Simple rules scored beside the model. bias: majority, item bias, user and item bias, popularity, fitted to the
     training windows. all: also running means, item-kNN, gradient boosting and a regression on all running rates, which
@@ -82,6 +87,9 @@ class EventsConfig(EventSplitOptions):
         asked, by_windows = self.split not in (None, "windows"), self.windows.train_share < 1 or self.names_windows
         require(not (asked and by_windows), "data.split", self.split, "windows with the windows or users to hold out")
         within(1, self.workers, 256, "data.workers")
+        for name in ("train_share", "recent"):
+            value = getattr(self, name)
+            require(0.0 < value <= 1.0, f"data.{name}", value, "above 0, at most 1")
 
     @property
     def names_windows(self) -> bool:

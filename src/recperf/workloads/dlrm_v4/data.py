@@ -23,6 +23,7 @@ from ...data.known.event_files import open_events
 from ...data.known.yambda.yambda_like import of_size
 from ...data.order import Samples
 from ...data.streaming.features import RATES
+from ...data.streaming.fewer import with_fewer
 from ...data.streaming.history import Histories
 from ...data.streaming.loader import StreamOrder
 from ...data.streaming.queries import Queries
@@ -87,6 +88,7 @@ class EventWindows:
             self.train, self.holdout, choosing = self._part("train"), self._part("held-out"), self._part("choose")
             self.fitted = self._part("fit") if data.validate else self.train
             self.validation = choosing if data.validate and choosing.windows else None
+        self.index = with_fewer(self.index, *self.fitted, share=data.train_share, recent=data.recent)
         train = self.train_order()
         # Without a batch to train on there is no next window.
         self.valid_samples = self.valid_order(self.part_at(None)).samples if train.samples else 0
@@ -194,7 +196,7 @@ class EventWindows:
 
     def rows_of(self, part: Part) -> ScoredRows:
         """The anchors of a part, in the order in which they are scored."""
-        positions_N = self._scored_positions(part)
+        positions_N = self.positions(part)
         labels_N = torch.from_numpy(self._labels(positions_N))
         if len(positions_N) > MOST_ROWS:
             return ScoredRows(labels_N)
@@ -209,7 +211,7 @@ class EventWindows:
     @cached_property
     def events(self) -> EventCatalogue:
         """The items that scored anchors are ranked among."""
-        newest_N, scored_N = self._newest_positions, self._scored_positions(self.part_at(None))
+        newest_N, scored_N = self._newest_positions, self.positions(self.part_at(None))
         users_N, items_N = self._newest_samples.ids_FN
         taken_N = torch.from_numpy(self._taken(newest_N))
         repeats = repeated_share([(users_N[taken_N], items_N[taken_N])])
@@ -274,7 +276,7 @@ class EventWindows:
                 break
         return np.concatenate(newest)[-MOST_BASELINE_ROWS:]
 
-    def _scored_positions(self, part: Part) -> np.ndarray[Any, Any]:
+    def positions(self, part: Part) -> Positions:
         return np.concatenate([self.index.order(window, part.users) for window in part.windows])
 
     def _labels(self, positions_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -285,7 +287,7 @@ class EventWindows:
 
     def baseline_logits(self) -> Mapping[str, Tensor]:
         """Logits of each baseline for the rows that are scored at the end of training."""
-        scored_N = self._scored_positions(self.part_at(None))
+        scored_N = self.positions(self.part_at(None))
         train, valid = self._newest_samples, self._samples(scored_N)
         features = cache(lambda: self._in_parts(self._features, scored_N))
         logits = Rules.of({**bias_logits(train, valid), "popularity": popularity(train, valid)})
@@ -317,7 +319,7 @@ class EventWindows:
         train_N = self._newest(self.fitted)[-MOST_ROWS_BESIDE:]
         weights_F, intercept = regression(self._in_parts(self.rates.of, train_N), self._labels(train_N))
         assert self.validation is not None
-        validated_N = self._scored_positions(self.validation)
+        validated_N = self.positions(self.validation)
         return (
             weights_F,
             intercept,
