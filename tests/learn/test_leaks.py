@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 from warnings import catch_warnings, simplefilter
@@ -27,6 +28,32 @@ def answered(draw: np.random.Generator, size: float) -> Log:
     return replace(log, columns=columns, options={**log.options, "numeric": "x0,x1,before,answer"})
 
 
+def of_sessions(draw: np.random.Generator, size: float) -> Log:
+    """Clicks of 100 people, four fifths of whose sessions train."""
+    log = rows(draw, size, count=2000)
+    session = draw.integers(0, 400, len(log.columns["label"]))
+    columns = {**log.columns, "visit": session, "customer_id": session % 100}
+    return replace(log, columns=columns, options={**log.options, "categorical": "site,page,customer_id", **BY_VISIT})
+
+
+BY_VISIT = {"user": "visit", "split": "cold"}
+
+
+def twice_spelled(draw: np.random.Generator, size: float) -> Log:
+    """Each of 100 users has an id with a capital letter and one with a small one."""
+    log = rows(draw, size, count=2000)
+    visit = [f"{'Aa'[one % 2]}{one // 2}" for one in draw.integers(0, 200, len(log.columns["label"]))]
+    return replace(log, columns={**log.columns, "visit": np.array(visit)}, options={**log.options, **BY_VISIT})
+
+
+def replaced(log: Callable[..., Log], **options: str) -> Callable[..., Log]:
+    def drawn(draw: np.random.Generator, size: float) -> Log:
+        made = log(draw, size)
+        return replace(made, options={**made.options, **options})
+
+    return drawn
+
+
 def notes(log: Log, name: str) -> str:
     with catch_warnings(record=True) as caught:
         simplefilter("always")
@@ -42,6 +69,9 @@ def notes(log: Log, name: str) -> str:
         (made(rows, repeated=4, count=2000), "are training rows too, 100% of them with the same label"),
         (made(sequences, twice=True, users=100), "repeat the item of the event before"),
         (answered, "rows later than the row's own: it may not be known"),
+        (of_sessions, "never train, but by customer_id"),
+        (twice_spelled, "never train, but by visit in another spelling"),
+        (replaced(of_sessions, split="random"), ""),
         (made(rows, count=2000), ""),
         (made(sequences, users=100), ""),
     ],
@@ -54,6 +84,7 @@ def test_an_import_says_what_leaks(log: object, said: str) -> None:
         assert "predicts" not in text
         assert "training rows too" not in text
         assert "repeat the item" not in text
+        assert "never train" not in text
     assert "before is a time" not in text
     assert ("answer is a time, in 5" in text) == (log is answered)
 

@@ -72,6 +72,7 @@ LABELLED = {
         "noise",
     ),
     "a column that is the label": ({"strongest": column("refund", 1.0, 0.1, 0.99)}, "leak"),
+    "users that train by another id": ({"known_users": {"customer_id": 0.9}}, "leak"),
     "few rows": ({"half": 0.12, "units": 60, "value": 0.61}, "protocol"),
     "a part that did not move": ({"parts": [part("top", 1.0, 0.5), part("bottom", 0.0, 0.2)], **BELOW}, "dead"),
     "little moved in many epochs": (STILL, "rate"),

@@ -108,6 +108,7 @@ def _held_out(evidence: QualityEvidence, prepared: Prepared, facts: HeldOutFacts
         order_N = torch.arange(len(losses_N)) if rows.times_N is None else rows.times_N.argsort(stable=True)
         evidence.ages = [mean_of(part_N) for part_N in losses_N[order_N].chunk(AGES) if len(part_N) >= LEAST]
     evidence.repeats, evidence.targets, evidence.later = facts.repeats, facts.targets, dict(facts.later)
+    evidence.known_users = dict(facts.known_users)
     evidence.at_most = facts.at_most
     evidence.lists = dict(predictions.lists)
 

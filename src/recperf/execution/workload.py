@@ -194,6 +194,8 @@ class HeldOutFacts:
     """The AUC of each input alone."""
     later: Mapping[str, float] = field(default_factory=dict)
     """Inputs that are times, with the share of rows in which they are later than the row's own."""
+    known_users: Mapping[str, float] = field(default_factory=dict)
+    """What shows that users train whom the split promises not to, with their share of the scored rows."""
     at_most: float | None = None
     """The highest AUC that any scores of the inputs reach, where equal rows have different labels."""
     repeats: RepeatsSeen | None = None

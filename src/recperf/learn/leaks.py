@@ -7,6 +7,7 @@ Shapes: N rows, V scored rows, D numbers, S slots of ids.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.files.values import COLUMNS, plain
 from ..data.tables import Rows, Split
 from ..errors import DataError
 from .records import RepeatsSeen
-from .rules import ALONE, SAME_TARGET, later_text, repeated_text
+from .rules import ALONE, LEAST_REPEATED, REPEATED, SAME_TARGET, known_text, later_text, repeated_text
 
 if TYPE_CHECKING:
     from ..data.rows.imported import ImportedClicks
@@ -31,6 +33,7 @@ LATER, INSIDE, DATES = 0.05, 0.9, 100_000_000
 times near those of the rows where it has times, and the seconds from which these are dates, not numbers of rows."""
 EQUAL = 0.5
 """Share of the held-out rows that equal another one from which their labels tell what is possible."""
+SPLITS: tuple[Split, Split] = ("train", "valid")
 EVENTS = 1_000_000
 """Events at the start of a store that are read after an import."""
 
@@ -56,7 +59,7 @@ def _some(clicks: ClickRows, split: Split, most: int) -> Rows:
 def areas(clicks: ClickRows, most: int = MOST) -> dict[str, float]:
     """The AUC of each column alone on the scored rows: of a number as it is, of an id by the share of positive training
     labels that it has; columns with several ids are not considered."""
-    train, valid = (_some(clicks, split, most) for split in ("train", "valid"))
+    train, valid = (_some(clicks, split, most) for split in SPLITS)
     scores: dict[str, NDArray[Any]] = dict(zip(clicks.dense_names, valid.dense_ND.T))
     labels_N, mean = train.labels_N.astype(np.float64), float(train.labels_N.mean())
     for number, key in enumerate(clicks.keys):
@@ -88,7 +91,7 @@ def repeats(clicks: ClickRows, most: int = MOST) -> RepeatsSeen | None:
     apart, or are too many to compare all."""
     if max(clicks.count("train"), clicks.count("valid")) > most:
         return None
-    parts = [clicks.every(split, 1) for split in ("train", "valid")]
+    parts = [clicks.every(split, 1) for split in SPLITS]
     if not any(len(np.unique(column)) > DISTINCT for column in parts[1].dense_ND.T):
         return None
     codes_N, codes_V = map(_codes, parts)
@@ -141,6 +144,36 @@ def later_times(clicks: ImportedClicks, most: int = MOST) -> dict[str, float]:
     return found
 
 
+def known_users(clicks: ImportedClicks) -> dict[str, float]:
+    """With split cold, which promises users that never train: how many of the held-out rows have a known user all the
+    same, as a share by what shows it: the spelling of ids, or another column with the name of one of users."""
+    from ..data.rows.imported import FIRST
+
+    split, shares = clicks.split, dict[str, float]()
+    if split.options.split != "cold":
+        return shares
+    user, (train_N, valid_N) = clicks.manifest.user, (clicks.role_ids("user", part) for part in SPLITS)
+    ids = clicks.own_ids("user")
+    if ids is not None and train_N is not None and valid_N is not None:
+        _, person_U = np.unique([_spelling(one) or f"?{place}" for place, one in enumerate(ids)], return_inverse=True)
+        shares[f"{user} in another spelling"] = float(np.isin(person_U[valid_N], person_U[train_N]).mean())
+    for number, (name, (_, values)) in enumerate(zip(clicks.keys, clicks.columns.sparse)):
+        # Two hashed ids may share a row.
+        if name != user and plain(name) in COLUMNS["user"] and values.values is not None:
+            column = sum(clicks.slots[:number])
+            of_train_N, of_valid_N = (clicks.every(part, 1).ids_NS[:, column] for part in SPLITS)
+            shares[name] = float((np.isin(of_valid_N, of_train_N) & (of_valid_N >= FIRST)).mean())
+    least = max(REPEATED, LEAST_REPEATED / max(1, clicks.count("valid")))
+    return {name: share for name, share in shares.items() if share >= least}
+
+
+def _spelling(text: str) -> str:
+    """What ids of one user have in common: no spaces at the ends, small letters, whole numbers without zeros."""
+    text = text.strip().casefold()
+    number = re.fullmatch(r"0*(\d+)(\.0*)?", text)
+    return number[1] if number else text
+
+
 def after_import(kind: str, folder: Path) -> Iterator[str]:
     """What an imported dataset shows of leaks."""
     if kind == "clicks":
@@ -159,6 +192,8 @@ def after_import(kind: str, folder: Path) -> Iterator[str]:
             yield f"{later_text(name, share)}: it may not be known yet when a row is scored"
         if text := repeated_text(repeats(clicks, AT_IMPORT)):
             yield f"{text}: import each row once, or split by time or user"
+        for name, share in known_users(clicks).items():
+            yield f"{known_text(name, share)}: give each user one id, or name the column of users with --user"
         return
     from ..data.events.kinds import DRAWN
     from ..data.known.event_files import open_events

@@ -90,6 +90,8 @@ class QualityEvidence(Struct, omit_defaults=True):
     repeats: RepeatsSeen | None = None
     later: dict[str, Number] = {}
     """Inputs that are times, with the share of rows in which they are later than the row's own."""
+    known_users: dict[str, Number] = {}
+    """What shows that users train whom the split promises not to, with their share of the scored rows."""
     at_most: Number | None = None
     """The highest AUC that any scores of these inputs reach on the scored rows; None: not known."""
     targets: TargetsSeen | None = None

@@ -138,6 +138,8 @@ def _leak(seen: Trained) -> Iterator[Hint]:
     used = {one.name for one in evidence.inputs if one.costs.value > SURE * one.costs.error}
     for name in used & evidence.later.keys():
         yield Hint("leak", None, f"{later_text(name, evidence.later[name])}, and scores depend on it")
+    for name, share in evidence.known_users.items():
+        yield Hint("leak", None, known_text(name, share))
     if targets and targets.last >= SAME_TARGET:
         text = f"{targets.last:.0%} of the held-out items are the last item of their history"
         yield Hint("leak", None, text)
@@ -145,6 +147,10 @@ def _leak(seen: Trained) -> Iterator[Hint]:
 
 def later_text(name: str, share: float) -> str:
     return f"{name} is a time, in {share:.0%} of the rows later than the row's own"
+
+
+def known_text(name: str, share: float) -> str:
+    return f"split cold promises users that never train, but by {name} {share:.0%} of the held-out rows have others"
 
 
 def repeated_text(seen: RepeatsSeen | None) -> str:

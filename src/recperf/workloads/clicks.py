@@ -140,12 +140,13 @@ class StoredRows:
         return self.clicks.own_ids(role)
 
     def held_out_facts(self) -> HeldOutFacts:
-        from ..learn.leaks import areas, at_most, later_times, repeats
+        from ..learn.leaks import areas, at_most, known_users, later_times, repeats
 
         clicks = self.clicks
         return HeldOutFacts(
             training_rows=training_rows(clicks), alone=areas(clicks), repeats=repeats(clicks), at_most=at_most(clicks),
             later={} if isinstance(clicks, Clicks) else later_times(clicks),
+            known_users={} if isinstance(clicks, Clicks) else known_users(clicks),
         )  # fmt: skip
 
     def verified(self) -> dict[str, int] | None:
