@@ -206,3 +206,9 @@ def test_operators_with_unknown_work_are_listed() -> None:
     ]
     assert unknown_work(rows) == ["the work of one operator is not known: mylib::pick (3.00 ms)"]
     assert not unknown_work(rows[1:])
+
+
+def test_the_largest_tensor_that_an_operator_reads() -> None:
+    hidden, weight = torch.rand(5, 3), torch.rand(3, 7000)
+    shapes = {work.name: work.largest for work in counted(lambda: torch.log_softmax(hidden @ weight, 1))}
+    assert shapes == {"aten::mm": (3, 7000), "aten::_log_softmax": (5, 7000)}

@@ -26,5 +26,7 @@ class Finding(NamedTuple):
     """Why there is no edit."""
     always: bool = False
     """Whether its time is not at its lines, so that it is tried whatever they take."""
+    agrees: bool = False
+    """Whether it is one only where the operators of a step show the same: then it is their advice, as an edit."""
     works: str = ""
     """The operators that it saves, part of their names, where they have no line."""

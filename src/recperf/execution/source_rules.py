@@ -15,14 +15,14 @@ from ..measure.advice import NOTICEABLE
 from ..measure.places import place_text
 from ..measure.records import Advice, Place, PlaceTime
 from ..runs.step_report import Report
-from . import source_inputs, source_models, source_steps
+from . import source_inputs, source_memory, source_models, source_steps
 from .program_source import Edit, Source, keeps, with_edits
 from .source_findings import Finding
 
 EDITS = "edits "
 """Begins the names of settings that are edits."""
 RULES: tuple[Callable[[Source], Iterator[Finding]], ...] = (
-    *source_steps.RULES, *source_inputs.RULES, *source_models.RULES,
+    *source_steps.RULES, *source_inputs.RULES, *source_models.RULES, source_memory.sampled_softmax,
 )  # fmt: skip
 REMAINS = 0.02
 """Of a step, what is left of the time at a line at the end of a prediction's range. A convention."""
@@ -37,6 +37,7 @@ SAME = {"reports": "reports", "float64": "precision", "unique": "duplicates"}
 def advise_on_sources(report: Report, files: Iterable[Path]) -> None:
     """Add what the rules say about the files of a program to the advice of its report, the most time first."""
     findings: defaultdict[str, list[tuple[Finding, float, Place]]] = defaultdict(list)
+    own = {one.name: one for one in report.advice or []}
     for file in files:
         with suppress(OSError, UnicodeDecodeError, SyntaxError, RecursionError):
             with file.open(encoding="utf-8", newline="") as stream:
@@ -48,9 +49,15 @@ def advise_on_sources(report: Report, files: Iterable[Path]) -> None:
             for rule in RULES:
                 for finding in rule(source):
                     share = times.of(finding)
+                    if finding.agrees and finding.name not in own:
+                        continue
                     if share >= SMALL or finding.always:
                         findings[finding.name].append((finding, share, times.place(finding)))
     advice = [one for rows in findings.values() if (one := _advice(rows, report)) is not None]
+    for one in advice:
+        if findings[one.name][0][0].agrees:
+            for field in ("seen", "predicted_gain", "predicted_range"):
+                setattr(one, field, getattr(own[one.name], field))
     replaced = {SAME.get(one.name) for one in advice if one.settings} | {one.name for one in advice}
     others = [one for one in report.advice or [] if one.name not in replaced]
     # What its lines do not tell may be worth the most.
@@ -78,13 +85,19 @@ def _advice(rows: list[tuple[Finding, float, Place]], report: Report) -> Advice 
         advice.predicted_gain = 1 / (1 - share * (1 - REMAINS))
         advice.predicted_range = [1 / (1 - share / 2), 1 / (1 - share * (1 - REMAINS))]
     if finding.edits:
-        edits = [list(edit) for found, _, _ in possible for edit in found.edits]
-        advice.settings = {f"{EDITS}{finding.name}": edits}
-        if not all(keeps(*pair) for pair in _texts(advice.settings).values()):
+        if (settings := settings_of(found for found, _, _ in possible)) is None:
             return None
+        advice.settings = settings
     else:
         advice.note = finding.reason
     return advice
+
+
+def settings_of(findings: Iterable[Finding]) -> dict[str, Any] | None:
+    """The edits of findings of one name; None where they do not keep what a program returns and trains."""
+    found = list(findings)
+    settings = {f"{EDITS}{found[0].name}": [list(edit) for one in found for edit in one.edits]}
+    return settings if all(keeps(*pair) for pair in _texts(settings).values()) else None
 
 
 def _is_in(place: PlaceTime, file: str) -> bool:

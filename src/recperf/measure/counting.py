@@ -150,6 +150,7 @@ class Counter(DispatchMode):
         inputs, outputs = list(tensors_in((args, kwargs.values()))), list(tensors_in(result))
         if is_view(func, outputs):
             return work
+        work.largest = tuple(max((one.shape for one in inputs), key=math.prod, default=()))
         arguments = named(func, args, kwargs)
         written = written_by(func, arguments)
         rows = random_rows(work.name, arguments, result, written)

@@ -156,7 +156,7 @@ class CallWork(Struct):
     written: int = 0
     """Bytes written, where the work follows from sizes in a trace."""
     largest: tuple[int, ...] = ()
-    """Sizes of the largest tensor, in the same case."""
+    """Sizes of the largest tensor that it reads."""
     stack: tuple[Any, ...] = ()
     """From where it was called; see places.py."""
 

@@ -30,15 +30,24 @@ class PlantedProgram:
     limits: tuple[str, ...]
     same: bool = True
     """Whether the edit keeps the losses."""
+    edit: bool = True
+    """Whether the change is an edit that a rule over the source makes, not a setting."""
 
 
 PROGRAMS: list[PlantedProgram] = []
 
 
 def planted(
-    name: str, advice: str, text: str, slow: str, fast: dict[str, str], *limits: str, same: bool = True
+    name: str,
+    advice: str,
+    text: str,
+    slow: str,
+    fast: dict[str, str],
+    *limits: str,
+    same: bool = True,
+    edit: bool = True,
 ) -> None:
-    PROGRAMS.append(PlantedProgram(name, advice, START + dedent(text), slow, fast, limits, same))
+    PROGRAMS.append(PlantedProgram(name, advice, START + dedent(text), slow, fast, limits, same, edit))
 
 
 LOOP = """
@@ -376,4 +385,44 @@ planted(
         optimizer.step()
     """,
     "iloc[number]", {"self.frame.iloc[number]": '{"user": number, "item": number}'}, "input",
+)  # fmt: skip
+planted(
+    "a softmax over 50,000 items", "catalogue softmax",
+    """
+    ITEMS = 50_000
+    table, tower = nn.Embedding(ITEMS, 16), nn.Linear(16, 16)
+    optimizer = torch.optim.SGD([*table.parameters(), *tower.parameters()], lr=0.01)
+    for step in range(STEPS):
+        ids, target = torch.randint(ITEMS, (2, 64))
+        hidden = tower(table(ids))
+        scores = hidden @ table.weight.T
+        loss = F.cross_entropy(scores, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """,
+    "hidden @ table.weight",
+    {"scores = hidden @ table.weight.T": "items = torch.cat([target, torch.randint(ITEMS, (512,))])",
+     "F.cross_entropy(scores, target)": "F.cross_entropy(hidden @ table(items).T, torch.arange(64))"},
+    "bandwidth", "compute", "cache", "operator", same=False,
+)  # fmt: skip
+planted(
+    "8 workers on 2 cores", "workers",
+    """
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64 * STEPS
+        def __getitem__(self, row):
+            return torch.tensor([row % 1000, row % 37])
+
+    model = nn.EmbeddingBag(1000, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Rows(), 64, num_workers=8)
+    for batch in loader:
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """,
+    "for batch in loader", {"num_workers=8": "num_workers=0"}, "input", edit=False,
 )  # fmt: skip
