@@ -92,3 +92,17 @@ def test_loaders_gradients_and_threads() -> None:
             assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
+
+
+def test_outermost_modules_compute_in_another_precision() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 4)), torch.rand(8, 64)
+    plain = model(x)
+    with changed({"autocast": "bfloat16"}):
+        low = model(x)
+        with torch.no_grad():
+            assert torch.equal(model(x), plain)
+    assert low.dtype == torch.float32
+    assert torch.equal(low, low.bfloat16().float())
+    assert torch.allclose(low, plain, atol=0.02)
+    assert torch.equal(model(x), plain)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,3 +64,30 @@ def test_a_list_that_grows() -> None:
         lambda rows, table: rows.square().mean(), lambda: kept.append(torch.zeros(1_000_000, device="cuda"))
     )
     assert memory.growth[0].bytes == pytest.approx(4_000_000, rel=0.03)
+
+
+PROGRAM = """
+import torch
+from torch.nn import functional as F
+table = torch.nn.Parameter(torch.rand(200_000, 8, device="cuda"))
+optimizer = torch.optim.SGD([table], lr=0.1)
+for step in range(400):
+    ids, target = torch.randint(0, 200_000, (2, 1024), device="cuda")
+    loss = F.cross_entropy(F.embedding(ids, table) @ table.T, target)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_frees_memory_of_the_device_is_tried(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "profile"
+    script.write_text(PROGRAM)
+    command = [sys.executable, "-m", "recperf", "profile", "--script", str(script), "--run-dir", str(folder)]
+    subprocess.run([*command, "--no-report", "--quiet", "--try-for", "200"], check=True, timeout=400)
+    memory = recperf.load(folder / "profile.json").memory[-1]
+    one = next(one for one in memory.advice if one.name == "fused loss")
+    before, after = one.measured_peak or [0, 0]
+    # The softmax and the gradient of the scores, at least.
+    assert before > 2 * 4 * 1024 * 200_000
+    assert before - after > 4 * 1024 * 200_000

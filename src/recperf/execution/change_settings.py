@@ -7,6 +7,7 @@ from typing import Any
 RESULTS = {
     "SparseAdam": "the results: SparseAdam leaves rows as they are that a step does not use",
     "set_float32_matmul_precision": "the results: factors of products have 10 bits of mantissa",
+    "torch.autocast": "the results: factors of products have 8 bits of mantissa",
     "batch_size=": "the results: other batches, for which the learning rate may need tuning; its gain is in samples",
     "num_workers": "random numbers that are drawn while loading",
 }

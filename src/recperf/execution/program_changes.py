@@ -6,15 +6,17 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from threading import local
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, SparseAdam
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ..measure.clocks import cuda_used
 from .program_hooks import Wrap, patched
 
 
@@ -92,6 +94,34 @@ def _zero_grad(_: bool) -> Patches:
 def _tf32(_: bool) -> Patches:
     torch.set_float32_matmul_precision("high")
     return []
+
+
+def _autocast(precision: str) -> Patches:
+    """Outermost modules compute in this precision where autocast allows it, and return what is as wide as before."""
+    inside = local()
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype == getattr(torch, precision):
+            return value.float()
+        if type(value) in (list, tuple):
+            return type(value)(map(wide, value))
+        return {key: wide(one) for key, one in value.items()} if type(value) is dict else value
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, "module", False) or not torch.is_grad_enabled():
+                return original(module, *args, **kwargs)
+            inside.module = True
+            try:
+                with torch.autocast("cuda" if cuda_used() else "cpu", getattr(torch, precision)):
+                    return wide(original(module, *args, **kwargs))
+            finally:
+                inside.module = False
+
+        return call
+
+    return [(nn.Module, "__call__", wrap)]
 
 
 def _threads(count: int) -> Patches:
@@ -193,6 +223,7 @@ CHANGES: dict[str, Callable[[Any], Patches]] = {
     "optimizer": _optimizer,
     "zero_grad": _zero_grad,
     "tf32": _tf32,
+    "autocast": _autocast,
     "threads": _threads,
     "sparse": _sparse,
 }

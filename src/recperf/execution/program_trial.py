@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ..measure.clocks import cuda_used
+from ..measure.memory import begin_peak, peak_bytes
 from ..measure.schedule import ENDLESS, Schedule
 from ..stop import end_with_parent
 from .program_changes import changed
@@ -54,6 +56,7 @@ class Pace(Profiler):
     def __init__(self, request: dict[str, Any], ask: Callable[[dict[str, Any]], int]) -> None:
         super().__init__(quiet=True, peaks=False)
         self._ask, self._compiles = ask, bool(request["settings"].get("compile"))
+        self._room = request.get("room")
         self.model: torch.nn.Module | None = None
         self.schedule = Schedule(expected=None)
         self.buffered = 0
@@ -78,6 +81,9 @@ class Pace(Profiler):
 
     def end_step(self, *, ordinary: bool = True) -> None:
         self.seen += 1
+        if self.seen == 1 and not self._room:
+            # The state of the optimizer is there now.
+            begin_peak()
         if self._compiles and self.model is not None:
             self._compiles = False
             # Its class may have a method of this name that does something else.
@@ -95,7 +101,9 @@ class Pace(Profiler):
         self.state = "turns"
         expected = self.schedule.expected
         steps = expected if expected is not None and expected < ENDLESS else 0
-        self.until += self._ask({"ns": ns, "losses": self.losses, "steps": steps, "buffered": self.buffered})
+        self.until += self._ask(
+            {"ns": ns, "losses": self.losses, "steps": steps, "buffered": self.buffered, "peak": peak_bytes()}
+        )
         self._began = perf_counter_ns()
 
     @contextmanager
@@ -175,6 +183,8 @@ def run(descriptor: int) -> None:
     folder = None if request["anywhere"] else Path(tempfile.gettempdir())
     if folder is not None:
         confine(folder)
+    if request.get("room"):
+        limit_memory(request["room"])
     random.seed(SEED)
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
@@ -183,6 +193,13 @@ def run(descriptor: int) -> None:
         outcome, _ = run_program(program, pace, effects)
     effect = next(iter(effects.seen), None) if folder else None
     ask({"ended": pace.seen, "code": outcome.code, "effect": effect})
+
+
+def limit_memory(room: int) -> None:
+    """Let this process and each one that it starts have no more than so many bytes beside what it has now."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    has = next(int(line[1]) << 10 for line in lines if line and line[0] == "VmData:")
+    resource.setrlimit(resource.RLIMIT_DATA, (has + room, has + room))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from ..measure.places import USER, Stacks
 from ..measure.records import StepMemory
 from ..runs.step_report import Report
 from .learning import Watch
+from .memory_advice import advise_on_memory
 from .program_hooks import Hooks, ProgramStopped, Wrap, patched, patched_function, patched_path
 from .rank_profiles import COUNTS, Meeting, RankFile, SampledRank, of_children, together, world_size
 from .side_effects import SideEffects
@@ -134,6 +135,7 @@ def profile_program(program: Program, *, quiet: bool = False, peaks: bool = True
     # What the first rank shows is the report of all.
     if outcome.report is not None and not meeting.rank:
         advise_on_sources(outcome.report, outcome.files)
+        advise_on_memory(outcome.report, outcome.files)
     return outcome
 
 

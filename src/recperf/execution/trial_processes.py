@@ -67,8 +67,10 @@ class Side:
     """A program in a process group of its own, with its own temporary folder."""
 
     def __init__(
-        self, nursery: Nursery, program: Program, settings: dict[str, Any], warm_ups: int, root: Path, anywhere: bool
-    ) -> None:
+        self, nursery: Nursery, program: Program, settings: dict[str, Any], warm_ups: int, root: Path, anywhere: bool,
+        room: int | None = None,
+    ) -> None:  # fmt: skip
+        """With `room` it ends where it needs more memory than so many bytes."""
         folder = Path(mkdtemp(dir=root))
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(0.5)
@@ -77,7 +79,7 @@ class Side:
         with theirs, self._messages.open("wb") as messages:
             self._number = nursery.start(theirs.fileno(), messages.fileno())
         request = {"program": {**asdict(program), "script": str(program.script)}, "environment": _environment(folder)}
-        self._send({**request, "settings": settings, "warm_ups": warm_ups, "anywhere": anywhere})
+        self._send({**request, "settings": settings, "warm_ups": warm_ups, "anywhere": anywhere, "room": room})
 
     def answer(self, deadline: float) -> dict[str, Any]:
         """The next answer, after which the program stands still."""

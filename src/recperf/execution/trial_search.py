@@ -48,6 +48,8 @@ class Compared:
     """The largest relative difference of losses or weights; None where none were seen."""
     between: float | None = None
     """The standard deviation of the gain's logarithm from run to run; None where there were too few runs."""
+    peak: list[int] | None = None
+    """Bytes at the peak of what is unchanged and of what is changed; None where they were not measured."""
 
 
 class Search(ExitStack):
@@ -188,6 +190,7 @@ class Search(ExitStack):
     def _write(self, one: Advice, result: Compared) -> None:
         factor = self.larger(one.settings)
         one.measured_gain, one.measured_ms = result.gain * factor, result.step_ms
+        one.measured_peak = result.peak
         one.measured_range = [end * factor for end in result.range]
         if result.between is not None:
             self.between = max(self.between, result.between)

@@ -28,6 +28,8 @@ from ..measure.clocks import cuda_used
 from ..measure.records import Advice
 from ..stop import FLAG
 from .fixes import difference
+from .memory_trials import PART as OF_MEMORY
+from .memory_trials import try_memory
 from .program_edits import diff, edited
 from .script import Program, ScriptOutcome
 from .script_experiments import confirm
@@ -68,8 +70,9 @@ def try_advice(
     """
     assert outcome.report is not None
     advice = outcome.report.advice or []
+    of_memory = [one for memory in outcome.report.memory for one in memory.advice]
     if problem := why_not(outcome, anywhere=anywhere):
-        for one in advice:
+        for one in [*advice, *of_memory]:
             one.status, one.note = "not tried", problem
         return
     if seconds is None:
@@ -78,14 +81,17 @@ def try_advice(
     with temporary as folder, FLAG.before_exit(temporary.cleanup):
         trials = Trials(program, outcome, Path(folder), seconds, anywhere, kept=1 + (patch is not None))
         with suppress(KeyboardInterrupt), trials:
-            if seconds > 0 and any(one.settings for one in advice):
+            if seconds > 0 and any(one.settings for one in [*advice, *of_memory]):
                 # Its start is not the time of a trial.
                 trials.nursery({})
             confirm(trials, outcome, say)
+            trials.seconds = seconds * (1 - bool(of_memory) * OF_MEMORY)
             trials.try_each(advice, say)
+            trials.seconds = seconds
+            try_memory(trials, outcome, say)
             if patch is not None:
                 trials.write_patch(patch, advice, say)
-    for one in advice:
+    for one in [*advice, *of_memory]:
         if one.status == "suggested":
             one.status, one.note = "not tried", "stopped by Ctrl-C"
 
@@ -118,6 +124,8 @@ class Run:
     """The logarithms of those of its turns."""
     step_ms: float
     differs: float | None
+    peak: tuple[int, int] = (0, 0)
+    """Of the unchanged and the changed program, in bytes."""
 
 
 class Trials(Search):
@@ -198,6 +206,7 @@ class Trials(Search):
             gain=math.exp(fmean(means)), range=[math.exp(end) for end in ends],
             step_ms=median(run.step_ms for run in runs), differs=runs[0].differs,
             between=stdev(means) if enough else None,
+            peak=[round(median(peaks)) for peaks in zip(*(run.peak for run in runs))] if runs[0].peak[0] else None,
         )  # fmt: skip
 
     def _run(self, settings: dict[str, Any], deadline: float, most: int) -> Run:
@@ -223,6 +232,7 @@ class Trials(Search):
                 gains=[math.log(before / after) for before, after in turns],
                 step_ms=median(after for _, after in turns) / each / 1e6,
                 differs=difference(first["losses"], other["losses"]) if other["losses"] else None,
+                peak=(first["peak"], other["peak"]),
             )
 
     def _compare_repeats(self, losses: list[float], second: Side, deadline: float) -> None:
@@ -233,6 +243,12 @@ class Trials(Search):
             differs = None
         self.repeats = math.nan if differs is None else differs
         second.end()
+
+    def runs_within(self, settings: dict[str, Any], room: int | None, seconds: float) -> None:
+        """Let the changed program take two steps, alone; raises NotTried where it does not, also for lack of memory:
+        of the device, or of `room` bytes of the host."""
+        with self._sides([settings], 2, room) as (side,):
+            side.answer(monotonic() + seconds)
 
     def nursery(self, environment: dict[str, str]) -> Nursery:
         """The process whose children have this environment, which an allocator reads once."""
@@ -247,13 +263,13 @@ class Trials(Search):
         return nursery
 
     @contextmanager
-    def _sides(self, settings: list[dict[str, Any]], warm_ups: int) -> Iterator[list[Side]]:
+    def _sides(self, settings: list[dict[str, Any]], warm_ups: int, room: int | None = None) -> Iterator[list[Side]]:
         with ExitStack() as stack:
             sides = []
             for each in settings:
                 nursery = self.nursery(each.get("keep_memory", {}))
                 changed = {"sources": sources_of(each), **each}
-                sides.append(Side(nursery, self.program, changed, warm_ups, self.folder, self.anywhere))
+                sides.append(Side(nursery, self.program, changed, warm_ups, self.folder, self.anywhere, room))
                 stack.callback(sides[-1].end)
                 # A signal that ends this process at once.
                 stack.enter_context(FLAG.before_exit(sides[-1].end))

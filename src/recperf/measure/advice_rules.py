@@ -200,7 +200,10 @@ def precision(evidence: AdviceFacts) -> Advice | None:
     seen = f"Products in {now} take {evidence.cost(goes)}; this machine reaches {rates}."
     lines = {"tf32": 'torch.set_float32_matmul_precision("high")', "float32": "model.float(), and batches in float32"}
     autocast = f'with torch.autocast("{"cpu" if evidence.on_cpu else "cuda"}", torch.{best}): ...'
-    settings = {"tf32": True} if best == "tf32" else {}
+    # float16 needs a scaled loss.
+    settings: dict[str, Any] = {"tf32": True} if best == "tf32" else {}
+    if best == "bfloat16" and evidence.facts.has_model:
+        settings = {"autocast": best}
     return evidence.advice("precision", seen, lines.get(best, autocast), goes, needs, **settings)
 
 

@@ -27,7 +27,17 @@ from .profile_records import (
     TableLookups,
     WorkloadFigures,
 )
-from .records import Attribution, DividedOperator, Experiment, Observed, Percentiles, PlaceTime, StepMemory, Verdict
+from .records import (
+    Advice,
+    Attribution,
+    DividedOperator,
+    Experiment,
+    Observed,
+    Percentiles,
+    PlaceTime,
+    StepMemory,
+    Verdict,
+)
 from .trace.read import summed
 
 if TYPE_CHECKING:
@@ -37,6 +47,8 @@ UNCLEAR, NOT_JUDGED = "unclear", "not judged"
 UNDECIDED = (UNCLEAR, NOT_JUDGED)
 CLEAR = 0.3
 """The largest share must reach this to be a verdict."""
+FREES = 0.02
+"""Of the peak of memory: a change that frees less makes no difference."""
 LEAD = 0.2
 """By how much it must lead the second for a high confidence."""
 NOTICEABLE = 0.1
@@ -156,11 +168,42 @@ def memory_sentence(memory: StepMemory) -> str:
     if memory.largest_batch and memory.batch and memory.largest_batch > 100 * memory.batch:
         text += " It does not limit the batch."
     elif memory.largest_batch and memory.batch and memory.largest_batch > memory.batch:
-        text += f" A batch of about {memory.largest_batch:,} would fit, {memory.batch:,} now (predicted, not tried)."
+        note = f"; {memory.batch_note}" if memory.batch_note else ""
+        if memory.fitting_batch:
+            text += f" A batch of {memory.fitting_batch:,} fits, {memory.batch:,} now (tried{note})."
+        else:
+            text += f" A batch of about {memory.largest_batch:,} would fit, {memory.batch:,} now "
+            text += f"(predicted, not tried{note})."
+    text += _freeing(memory.advice)
     if memory.growth:
         row = memory.growth[0]
         text += f" It grows by {size(row.bytes)} a step: {place_text(row, short=True)}."
     return text
+
+
+def _freeing(advice: list[Advice]) -> str:
+    """What would free most, as trials have shown it, and what was not tried."""
+    text, tried = "", [one for one in advice if one.measured_peak]
+    best = max(tried, key=freed, default=None)
+    if best is not None and best.measured_peak and freed(best):
+        before, after = best.measured_peak
+        gain = best.measured_gain or 1.0
+        pace = f"a step takes {1 / gain:.2f} times as long" if gain < 1 else f"steps are {gain:.2f} times as fast"
+        kept = f", {best.note}" if best.note else ""
+        moved = f"{size(before)} becomes {size(after)}"
+        text = f" Of what was tried this frees most, {moved}: {best.change} ({pace}{kept})."
+    elif tried:
+        text = f" Nothing that was tried frees more than {percent(FREES)}: {', '.join(one.name for one in tried)}."
+    untried = [one.name + (f" ({one.note})" if one.note else "") for one in advice if not one.measured_peak]
+    return text + (f" Not tried: {', '.join(untried)}." if untried else "")
+
+
+def freed(one: Advice) -> int:
+    """Bytes that a change frees at the peak, as far as a trial has shown it; 0 where that is no difference."""
+    if one.measured_peak is None or one.status == "rejected":
+        return 0
+    before, after = one.measured_peak
+    return before - after if before - after >= FREES * before else 0
 
 
 def tables_sentence(figures: WorkloadFigures) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..machine import available_bytes, process_memory
+from .clocks import cuda_used
 from .places import BACKWARD, ROOT, USER, Position, Stack, Stacks, place_in
 from .random_rows import memory_of
 from .records import MemoryLine, Place, StepMemory
@@ -103,9 +104,7 @@ class MemoryWatch:
         self._peak = {device: (live, self._now) for device, live in self._live.items()}
         self._most = {}
         self._next_batch = 0
-        with suppress(OSError):
-            # The peak of the process counts from now on.
-            Path("/proc/self/clear_refs").write_text("5")
+        begin_host_peak()
         memory = process_memory()
         self._before = memory.get("own", 0) + memory.get("files", 0), self._live["cpu"]
 
@@ -290,6 +289,24 @@ def everything() -> list[tuple[str, Tensor]]:
         elif issubclass(kind, Optimizer):
             optimizers.append(item)
     return owned(modules, optimizers)
+
+
+def begin_host_peak() -> None:
+    """Count the peak of this process from now on."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def begin_peak() -> None:
+    """Count what `peak_bytes` returns from now on."""
+    begin_host_peak()
+    if cuda_used():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_bytes() -> int:
+    """The peak of a device where the process uses one, else that of the process; 0: not known."""
+    return int(torch.cuda.max_memory_allocated()) if cuda_used() else process_memory().get("peak", 0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -116,7 +116,12 @@ def loader_facts(loader: Any) -> LoaderFacts | None:
     if not hasattr(loader, "num_workers"):
         return None
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return LoaderFacts(int(loader.num_workers), bool(getattr(loader, "pin_memory", False)), size and int(size))
+    try:
+        samples = len(loader.dataset)
+    except (AttributeError, TypeError, NotImplementedError):
+        samples = 0
+    pinned = bool(getattr(loader, "pin_memory", False))
+    return LoaderFacts(int(loader.num_workers), pinned, size and int(size), samples)
 
 
 def note_batch(facts: LoaderFacts, batch: Any) -> None:

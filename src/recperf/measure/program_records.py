@@ -29,6 +29,8 @@ class LoaderFacts(Struct):
     workers: int
     pinned: bool
     batch_size: int | None = None
+    samples: int = 0
+    """Of its dataset; 0: not known."""
     tensors: int = 0
     """Of a batch, where one was seen."""
     padding: float | None = None

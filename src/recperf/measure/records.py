@@ -118,7 +118,7 @@ class Operator(Struct, rename=_KEYS):
     communication: bool = False
     fused: bool = False
     largest: list[int] | None = None
-    """Shape of the largest tensor."""
+    """Shape of the largest tensor that it reads."""
     each_ms: list[Number] = []
     """Its time in each of the traced steps."""
 
@@ -236,6 +236,12 @@ class StepMemory(Struct):
     batch: int | None = None
     largest_batch: int | None = None
     """Predicted: activations, inputs and temporary tensors grow with the batch, the rest does not."""
+    fitting_batch: int | None = None
+    """The largest batch that ran in a trial."""
+    batch_note: str = ""
+    """Why the largest batch was not tried, or what its trials showed."""
+    advice: list[Advice] = []
+    """Changes that would free memory, the one that frees most first."""
 
 
 class Observed(Struct):
@@ -342,6 +348,9 @@ class Advice(Struct):
     """What a trial changes in a program from outside; empty where only its author can."""
     changes: str = ""
     """What the change does not keep, where a rule knows it."""
+    measured_peak: list[int] | None = None
+    """Bytes at the peak of the steps of the unchanged and the changed program of a trial, of a device or else of the
+    host."""
 
 
 class Explanation(Struct, kw_only=True):
