@@ -21,6 +21,7 @@ from hypothesis import settings
 from torch.utils import _python_dispatch
 
 import short
+import warm
 
 ROOT = Path(__file__).parents[1]
 LEFT_ACTIVE = "left a counter of operators active"
@@ -132,6 +133,23 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """An export without its program: tracing it, in a process of its own, takes longer than all the rest."""
     nothing = {"file": "", "inputs": [], "output": "", "largest_difference": 0, "expected_difference": 0}
     monkeypatch.setattr("recperf.execution.exporting._write_program", lambda *_: nothing)
+
+
+@pytest.fixture
+def warm_starts() -> None:
+    """What a test starts by `warm.python` is a fork, where TorchRec is installed: the server has it loaded."""
+    if all(map(importlib.util.find_spec, ("torchrec", "fbgemm_gpu"))):
+        warm.home()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes by a fork server come first, one after another: pytest-xdist gives them to one worker,
+    so that each server is started once."""
+    servers = {"rank_pool", "killable", "tiny_v4"}
+    modules = {
+        item.module: {getattr(value, "__module__", "") for value in vars(item.module).values()} for item in items
+    }
+    items.sort(key=lambda item: "warm_starts" not in item.fixturenames and servers.isdisjoint(modules[item.module]))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 from recperf import stop
 from recperf.data.known.movielens_like import generate
+from warm import python
 
 MOMENTS = {
     "recperf.execution.measuring.SECONDS": 0.0,
@@ -43,7 +44,7 @@ WEAK = {
 
 def ranks_are_short(command: list[str]) -> list[str]:
     """The ranks that a command starts are as short as those of a test."""
-    return stop.child([command[0], "-c", PROGRAM, *command[3:]])
+    return stop.child(python(PROGRAM, *command[3:]))
 
 
 FEW = {"recperf.data.known.movielens_like.generate": partial(generate, users=300, items=500, ratings=20_000)}

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 
 import recperf
 import short
+import warm
 from recperf.data.events.item_table import columns_of
 from recperf.data.events.store import open_store
 from recperf.errors import ConfigError, DataError, UsageError
@@ -56,6 +56,7 @@ def losses(run: recperf.OpenRun) -> list[float]:
     return [event["loss"] for event in events if event["kind"] == "step" and "loss" in event]
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_run_is_that_of_the_command_and_leaves_the_process_as_it_was(shop: Any) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     torch.manual_seed(11)
@@ -70,7 +71,7 @@ def test_a_run_is_that_of_the_command_and_leaves_the_process_as_it_was(shop: Any
     assert before[1:] == after[1:]
     assert {number: signal.getsignal(number) for number in handlers} == handlers
     words = ["micro-dlrm", "--data", shop.name, "--train.epochs", "1", "--train.device", "cpu", "--no-peaks"]
-    command = [sys.executable, "-c", short.PROGRAM, "run", *words, "--run-dir", "command", "--quiet"]
+    command = warm.python(short.PROGRAM, "run", *words, "--run-dir", "command", "--quiet")
     assert subprocess.run(command, stderr=subprocess.PIPE).returncode in (0, 5)
     assert losses(first) == losses(made[0]) == losses(recperf.open("command"))
     # The same files, the page too, and a typed result that also reads as a dict.

@@ -100,7 +100,7 @@ class Browser:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(120)
         os.close(self._commands)
         os.close(self._answers)
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ class Browser:
         """What a script gives in the page; None where it fails, as while a page is being loaded."""
         return self.send("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 20.0) -> None:
+    def wait(self, expression: str, seconds: float = 120.0) -> None:
         """Wait until an expression is true."""
         until = time.monotonic() + seconds
         while self.value(expression) is not True:

@@ -63,7 +63,7 @@ def port(home: Path) -> Iterator[int]:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = HTTPConnection("127.0.0.1", port, timeout=300)
     connection.putrequest(method, path, skip_host="Host" in headers)
     for name, value in headers.items():
         connection.putheader(name, value)
@@ -199,7 +199,7 @@ def test_in_a_browser(home: Path, port: int) -> None:
 
 @pytest.mark.parametrize("request_line", [b"GET //[ HTTP/1.1", b"GET http://[/ HTTP/1.1"])
 def test_a_malformed_address_is_answered(port: int, request_line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as client:
         client.sendall(request_line + f"\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
         assert client.recv(1 << 16).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 "))
     assert capfd.readouterr().err == ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import warm
 from recperf import locations
 from recperf.runs.evidence import Evidence
 from recperf.runs.schemas import SavedScores
@@ -45,10 +45,11 @@ sys.exit(main(sys.argv[1:]))
 """A command that trains few epochs and measures steps only for a moment."""
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_bench_says_which_model_to_take_in_one_table_for_each_task(
     call: Call, tmp_path: Path, runs_without_torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benching, "child", lambda command: [sys.executable, "-c", SHORT, *command[3:]])
+    monkeypatch.setattr(benching, "child", lambda command: warm.python(SHORT, *command[3:]))
     log = write(tmp_path / "log.csv")
     assert call("data", "import", log, "--label", "clicked", "--name", "seen")[0] == 0
     runs_without_torch("bench", "--help")

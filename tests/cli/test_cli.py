@@ -204,7 +204,7 @@ def test_control_characters_out_of_files_are_printed_as_text(call: Call) -> None
 def test_a_full_disk_under_the_output_loses_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "recperf", *QUICK, "--run-dir", "r", "--train.max-steps", "30"]
     with Path("/dev/full").open("w") as full, Path("/dev/full").open("w") as stderr:
-        done = subprocess.run(command, cwd=tmp_path, timeout=90, stdout=full, stderr=subprocess.PIPE)
+        done = subprocess.run(command, cwd=tmp_path, timeout=600, stdout=full, stderr=subprocess.PIPE)
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(sys, "stderr", stderr)
         assert main(["show"]) == 4

@@ -50,7 +50,7 @@ class Hosts:
                     )
                 )
 
-    def ended(self, seconds: float = 120.0, ranks: tuple[int, ...] | None = None) -> list[int | None]:
+    def ended(self, seconds: float = 600.0, ranks: tuple[int, ...] | None = None) -> list[int | None]:
         """The exit codes, or None of ranks that are not waited for; all are killed afterwards."""
         end = time.monotonic() + seconds
         waited = range(len(self.processes)) if ranks is None else ranks
@@ -66,7 +66,7 @@ class Hosts:
                     process.wait()
         return [process.returncode if rank in waited else None for rank, process in enumerate(self.processes)]
 
-    def results(self, seconds: float = 150.0) -> list[Any]:
+    def results(self, seconds: float = 600.0) -> list[Any]:
         """What the job returned, by rank."""
         codes = self.ended(seconds)
         assert codes == [0] * len(codes), f"exit codes {codes}\n{self.tails()}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib
 import importlib.util
 import multiprocessing
 import os
 import pickle
-import shutil
 import tempfile
 import time
 import traceback
@@ -21,31 +19,14 @@ from unittest import mock
 import pytest
 from rank_hosts import job_of, run_command
 
+from warm import SERVER, home
+
 needs_torchrec = pytest.mark.skipif(
     importlib.util.find_spec("torchrec") is None or importlib.util.find_spec("fbgemm_gpu") is None,
     reason="TorchRec is not installed: make setup-distributed",
 )
 CONTEXT = multiprocessing.get_context("forkserver")
-SERVER = forkserver.ForkServer()
-"""A separate fork server: tests elsewhere have another one, with other imports."""
-SERVER.set_forkserver_preload(["rank_warm"])
-SECONDS = 120.0
-
-
-@functools.cache
-def home() -> Path:
-    """The cache folder of the ranks, made together with the fork server."""
-    folder = Path(tempfile.mkdtemp(prefix="recperf-ranks-home-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    compiled = Path(os.environ["RECPERF_HOME"], "native")
-    if compiled.is_symlink():  # As tests have it; chaos.py damages its compiled code.
-        (folder / "native").symlink_to(compiled.resolve())
-    # The server imports what it preloads by name, along the path of the environment.
-    own = map(str, Path(__file__).parents[:2])
-    path = os.pathsep.join(filter(None, [*own, os.environ.get("PYTHONPATH")]))
-    with mock.patch.dict(os.environ, {"PYTHONPATH": path, "RECPERF_HOME": str(folder), "OMP_NUM_THREADS": "1"}):
-        SERVER.ensure_running()
-    return folder
+SECONDS = 600.0
 
 
 def _start(process: Any) -> None:
@@ -64,7 +45,7 @@ def _main(job: str, rank: int, size: int, meeting: str, pipe: Any, packed: bytes
     torch.set_num_threads(1)
     world = enter(Ranks(rank=rank, size=size, local_rank=rank, local_size=size))
     try:
-        world.join("cpu", 60, init_method=f"file://{meeting}")
+        world.join("cpu", 300, init_method=f"file://{meeting}")
         # As bytes: tensors would be sent as shared memory, which goes away with the rank.
         pipe.send_bytes(pickle.dumps((True, work(world, **arguments))))
         world.barrier()

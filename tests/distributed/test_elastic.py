@@ -22,7 +22,7 @@ pytestmark = [needs_torchrec, pytest.mark.long]
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 """torchrun numbers hosts in the order of their addresses, so rank 0 is on the first."""
 STORE = ADDRESSES[1]
-SECONDS = 120.0
+SECONDS = 600.0
 
 
 class Hosts:

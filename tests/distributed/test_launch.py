@@ -41,7 +41,7 @@ def begin(folder: Path, *more: str, trouble: str = "", **how: Any) -> list[Any]:
     return start(2, command(folder / "run", *more), folder, trouble=trouble, home=str(home()), **how)
 
 
-def ended(ranks: list[Any], seconds: float = 60.0) -> list[int]:
+def ended(ranks: list[Any], seconds: float = 300.0) -> list[int]:
     end = time.monotonic() + seconds
     for rank in ranks:
         rank.join(max(0.0, end - time.monotonic()))
@@ -110,8 +110,8 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path) -> None:
 
 @needs_torchrec
 def test_a_rank_that_hangs_is_named_with_the_collective_that_waits_for_it(tmp_path: Path) -> None:
-    ranks = begin(tmp_path, "--distributed.timeout-s", "5", trouble="fails", at=3, how="freeze", on=1)
-    ranks[0].join(60)
+    ranks = begin(tmp_path, "--distributed.timeout-s", "10", trouble="fails", at=3, how="freeze", on=1)
+    ranks[0].join(300)
     ranks[1].kill()
     ranks[1].join()
     assert (ranks[0].exitcode, ranks[1].exitcode) == (4, -signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_is_named_with_the_collective_that_waits_for_it(tmp_pa
     assert found.error is not None
     assert found.restartable
     assert "rank 1 of 2 does not respond" in found.error.what
-    assert found.error.where["waited"].startswith("rank 0, 5 s in ")
+    assert found.error.where["waited"].startswith("rank 0, 10 s in ")
     assert "All2All" in found.error.where["waited"]
 
 
@@ -202,7 +202,7 @@ def test_the_launcher_restarts_after_a_kill_and_a_signal_to_it_makes_all_ranks_s
         time.sleep(0.1)
     started.rank(1, steps=started.steps() + 2)
     started.process.send_signal(signal.SIGINT)
-    printed = started.ended(60)
+    printed = started.ended(300)
     assert started.process.returncode == 130
     assert "rank 1 of 2 was killed by SIGKILL" in printed
     assert "restarting all ranks (1 of 1)" in printed
@@ -225,7 +225,7 @@ def test_a_profile_of_two_ranks_has_a_trace_each_which_merge(
     ranks = start(
         2, ["profile", "dlrm-v4", *where, *words], tmp_path, home=str(home()), trouble="sleeps", seconds=SLEEP_S
     )
-    assert ended(ranks, 200.0) == [0, 0], said(tmp_path, 0)
+    assert ended(ranks) == [0, 0], said(tmp_path, 0)
     found = json.loads((run / "profile.json").read_text())
     assert found["workload"]["communication"]["slowest"] == 1
     assert found["workload"]["trace"]["file"] == "trace.rank1.json.gz"

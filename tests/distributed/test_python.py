@@ -39,7 +39,7 @@ def by_torchrun(folder: Path, options: dict[str, Any]) -> list[Path]:
     """The runs of a program on two ranks that trains twice with one config."""
     ranks = start(2, [], folder, trouble="python", options=options, home=str(home()))
     for rank in ranks:
-        rank.join(60)
+        rank.join(300)
     texts = [(folder / f"rank-{rank}.log").read_text() for rank in (0, 1)]
     assert [rank.exitcode for rank in ranks] == [0, 0], texts
     assert texts[0] == texts[1], "each rank has the result, and nothing else is printed"

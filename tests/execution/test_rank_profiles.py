@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import recperf
+import short
+import warm
 from recperf.execution.rank_profiles import Meeting
 
 PROGRAM = """
@@ -20,7 +22,7 @@ import torch.distributed as distributed
 from torch.nn.parallel import DistributedDataParallel
 
 def late():
-    time.sleep(0.02)  # LATE
+    time.sleep(0.05)  # LATE
 
 def train(rank=None):
     if rank is not None:
@@ -28,7 +30,7 @@ def train(rank=None):
     distributed.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(150):
+    for _ in range(80):
         if distributed.get_rank() == 1:
             late()
         model(torch.rand(32, 64)).mean().backward()
@@ -53,27 +55,18 @@ STARTS = {
 LONG = [pytest.param(way, marks=pytest.mark.long) for way in ("spawn", "itself")]
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("way", ["--ranks", *LONG])
 def test_the_late_rank_and_its_line(way: str, tmp_path: Path) -> None:
     start, options = STARTS[way]
     source = PROGRAM.replace("START", start)
     (tmp_path / "train.py").write_text(source)
-    command = [
-        sys.executable,
-        "-m",
-        "recperf",
-        "profile",
-        *options,
-        "--script",
-        "train.py",
-        "--no-peaks",
-        "--no-try",
-    ]
+    command = warm.python(short.PROGRAM, "profile", *options, "--script", "train.py", "--no-peaks", "--no-try")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command += ["--no-report", "--run-dir", "profile", "--", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     profile = recperf.load(tmp_path / "profile" / "profile.json")
     assert (profile.ranks.ranks, profile.ranks.slowest) == (2, 1)

@@ -68,7 +68,7 @@ def test_profile_of_a_function(tmp_path: Path, quiet: None) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    report = recperf.profile(step, batches(0.004), model, confirm=True)
+    report = recperf.profile(step, batches(0.02), model, confirm=True)
     assert report.verdict.limit == "input"
     assert report.verdict.share == report.shares["input"] > 0.5
     assert sum(report.shares.values()) == pytest.approx(1.0)

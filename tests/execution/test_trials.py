@@ -293,10 +293,10 @@ def compared(program: Program, folder: Path, steps: int) -> Compared:
 
 @pytest.mark.slow
 def test_a_trial_measures_a_gain_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that sleeps three times as long with two threads; C++ that writes a file is stopped by the kernel."""
+    """A step that sleeps five times as long with two threads; C++ that writes a file is stopped by the kernel."""
     monkeypatch.setattr(trials, "TURN_NS", 0.1e9)
     inside = f"""
-    time.sleep(0.03 if torch.get_num_threads() > 1 else 0.01)
+    time.sleep(0.05 if torch.get_num_threads() > 1 else 0.01)
     if step == 2:
         try:
             torch._C.PyTorchFileWriter({str(tmp_path / "ckpt.pt")!r})

@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,12 +99,13 @@ def step_of(**shares: float) -> tuple[Attribution, Observed]:
     return attribution, Observed("cpu", 1, Percentiles(3.9, 4.0, 4.1), waits, [])
 
 
-def test_a_step_that_waits_for_input_is_replayed_and_nothing_else() -> None:
-    rows = confirm(lambda batch: sleep(0.001), torch.ones(2, 2), True, *step_of(input=0.7, blocked=0.3))
-    assert [row.name for row in rows] == ["one batch from memory again and again"]
-    assert rows[0].outcome in ("agrees", "inconclusive")
-    rows = confirm(lambda batch: sleep(0.02), torch.ones(2, 2), True, *step_of(input=0.7, blocked=0.3))
-    assert rows[0].outcome == "disagrees"
+@pytest.mark.parametrize(("seconds", "outcome"), [(0.0011, "agrees"), (0.02, "disagrees")])
+def test_a_step_that_waits_for_input_is_replayed_and_nothing_else(
+    seconds: float, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, lambda batch: seconds)
+    (row,) = confirm(clock.step, torch.ones(2, 2), True, *step_of(input=0.7, blocked=0.3))
+    assert (row.name, row.outcome) == ("one batch from memory again and again", outcome)
 
 
 def test_an_experiment_that_takes_too_long_or_fails_is_not_run() -> None:

@@ -142,7 +142,7 @@ def test_a_batch_that_waits_keeps_what_it_found_in_the_cache() -> None:
     time.sleep(0.05)
     assert not done
     tiers.finish(other)
-    waiting.join(10)
+    waiting.join(300)
     assert done
     assert tiers.slots.row_S[done[0].slots["a"].numpy()].tolist() == [0, 5]
     assert tiers.slots.row_S[first.slots["a"].numpy()].tolist() == [0, 1]

@@ -99,7 +99,7 @@ def test_rates_are_measured_at_the_shapes_of_the_model(monkeypatch: pytest.Monke
         rates = calibrate._rates(work, 8, ns_of, name="cpu", memory=1 << 30)
         assert min(rates.product, rates.copy) > 0
         assert rates.call_s is not None
-        assert 1e-6 < rates.call_s < 1e-3
+        assert 0 < rates.call_s < 1
         assert len(rates.attention.lengths if rates.attention else ()) == lengths
         if rates.attention:
             shortest, own, longest = rates.attention.lengths

@@ -69,7 +69,7 @@ class Killable:
         self.process = CONTEXT.Process(target=_main, args=(arguments, str(home()), str(log), list(troubles)))
         self.process.start()
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 600) -> int:
         """The exit code; negative for a signal."""
         self.process.join(timeout)
         code = self.process.exitcode
@@ -85,7 +85,7 @@ class Killable:
         assert code is not None
         return code
 
-    def until(self, holds: Callable[[], bool], timeout: float = 60) -> None:
+    def until(self, holds: Callable[[], bool], timeout: float = 600) -> None:
         """Wait until a condition holds or the process has ended."""
         end = time.monotonic() + timeout
         while not holds() and self.alive:

@@ -84,7 +84,7 @@ def finish(folder: Path) -> Killable:
 
 def straight_run() -> Path:
     """The folder of the run without an interruption, once it is complete."""
-    folder, end = home() / "straight", time.monotonic() + 240
+    folder, end = home() / "straight", time.monotonic() + 600
     while not (folder / "seal.json").exists():
         assert time.monotonic() < end, "the fork server cannot train"
         time.sleep(0.02)

@@ -198,7 +198,7 @@ def test_a_failure_in_the_background_is_never_lost(tmp_path: Path, monkeypatch: 
 
 def test_a_background_save_returns_at_once_and_saves_the_state_of_that_moment(tmp_path: Path, at_point: Any) -> None:
     go = threading.Event()
-    at_point(lambda name: name == "save: begun" and go.wait(30))
+    at_point(lambda name: name == "save: begun" and go.wait(300))
     checkpoints, _ = store(tmp_path, background=True)
     training = state(1)
     checkpoints.save(10, training, best=False)

@@ -80,7 +80,7 @@ def _nothing_stays() -> Iterator[None]:
     # What an error's traceback still holds is let go of here.
     gc.collect()
     for thread in threads():
-        thread.join(10)
+        thread.join(300)
     assert not threads()
 
 
