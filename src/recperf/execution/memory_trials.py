@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..machine import available_bytes
 from ..measure.clocks import cuda_used
 from ..measure.limits import freed
 from ..measure.records import StepMemory
+from ..runs.step_report import Report
 from .memory_advice import scarce
 from .script import ScriptOutcome
-from .trial_search import FEWEST, NotTried
+from .trial_search import FEWEST, NotTried, Search
 
-if TYPE_CHECKING:
-    from .trials import Trials
-
+RunsWithin = Callable[[dict[str, Any], int | None, float], None]
+"""Lets a changed program take two steps in so many bytes of the host, and seconds; raises NotTried."""
 PART = 0.25
 """Of the time for trials, what is kept for those of memory alone."""
 LEFT = 0.1
@@ -34,7 +34,7 @@ NO_MEMORY = ("allocate memory", "out of memory", "MemoryError")
 """What programs say that have too little."""
 
 
-def try_memory(trials: Trials, outcome: ScriptOutcome, say: Callable[[str], None]) -> None:
+def try_memory(trials: Search, runs_within: RunsWithin, outcome: ScriptOutcome, say: Callable[[str], None]) -> None:
     """Measure what frees memory, and the largest batch that fits."""
     report = outcome.report
     memory = scarce(report) if report else None
@@ -46,13 +46,15 @@ def try_memory(trials: Trials, outcome: ScriptOutcome, say: Callable[[str], None
     tried = (one for one in report.advice if one.measured_peak and one.name not in named)
     rows = [*(one for one in tried if "batch_size" not in one.settings and freed(one) > 0), *memory.advice]
     memory.advice = sorted(rows, key=lambda one: -freed(one))
-    _try_batches(trials, memory, say)
+    _try_batches(trials, runs_within, report, memory, say)
 
 
-def _try_batches(trials: Trials, memory: StepMemory, say: Callable[[str], None]) -> None:
+def _try_batches(
+    trials: Search, runs_within: RunsWithin, report: Report, memory: StepMemory, say: Callable[[str], None]
+) -> None:
     """Run steps with the largest batch that should fit, and where it does not, with smaller ones."""
-    now, predicted, report = memory.batch, memory.largest_batch, trials.outcome.report
-    if not now or not predicted or not now < predicted <= MOST * now or report is None:
+    now, predicted = memory.batch, memory.largest_batch
+    if not now or not predicted or not now < predicted <= MOST * now:
         return
     facts = report.program_facts
     loader = facts.loader if facts else None
@@ -69,7 +71,7 @@ def _try_batches(trials: Trials, memory: StepMemory, say: Callable[[str], None])
         say(f"trying a batch of {size:,}")
         room = None if cuda_used() else int((1 - LEFT) * available_bytes())
         try:
-            trials.runs_within({"batch_size": size}, room, left)
+            runs_within({"batch_size": size}, room, left)
         except NotTried as error:
             if not any(text in str(error) for text in NO_MEMORY):
                 memory.batch_note = f"{size:,}: {error}"

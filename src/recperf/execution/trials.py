@@ -88,7 +88,7 @@ def try_advice(
             trials.seconds = seconds * (1 - bool(of_memory) * OF_MEMORY)
             trials.try_each(advice, say)
             trials.seconds = seconds
-            try_memory(trials, outcome, say)
+            try_memory(trials, trials.runs_within, outcome, say)
             if patch is not None:
                 trials.write_patch(patch, advice, say)
     for one in [*advice, *of_memory]:
