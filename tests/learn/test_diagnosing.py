@@ -18,7 +18,7 @@ from recperf.execution.beside_changes import part_of
 from recperf.execution.diagnosing import Diagnosing, Quiet
 from recperf.execution.tried_configs import key_of, with_change
 from recperf.execution.workload import TRAINED, load
-from recperf.learn.experiments import changes, left_out
+from recperf.learn.experiments import changes, left_out, much_larger_rates
 from recperf.learn.gains import Scored
 from recperf.learn.records import InputSeen, Mean
 from recperf.runs import diagnosis_report
@@ -118,6 +118,14 @@ def test_experiments_without_time_are_named(run: Run, monkeypatch: pytest.Monkey
     assert not found.tried
     assert "twice the epochs" in found.left_out
     assert found.verdict.confidence == "low"
+
+
+def test_rates_that_moved_nothing_are_raised_as_far_as_weights_are_to_move() -> None:
+    config = to_json(find("dlrm-v4").presets["mlperf"]())
+    (raised,) = much_larger_rates(config, 3e-6)
+    assert raised.fields == {"train.learning_rate": 0.1, "train.table_learning_rate": 0.1}
+    assert not much_larger_rates(config, 0.1)
+    assert not much_larger_rates(config, None)
 
 
 @pytest.mark.parametrize("name", names())

@@ -76,6 +76,10 @@ LABELLED = {
     "few rows": ({"half": 0.12, "units": 60, "value": 0.61}, "protocol"),
     "a part that did not move": ({"parts": [part("top", 1.0, 0.5), part("bottom", 0.0, 0.2)], **BELOW}, "dead"),
     "little moved in many epochs": (STILL, "rate"),
+    "nothing moved, whatever the number of epochs": (
+        {"parts": [part("top", 0.0, 1e-5), part("bottom", 0.0, 2e-5)], **BELOW, "epochs": 1, "curve": [-0.69]},
+        "rate",
+    ),
     "little moved in one": ({**STILL, "epochs": 1, "curve": [-0.68]}, "steps"),
     "the training loss goes up": ({**BELOW, "losses": [0.65, 0.6, 0.64, 0.69, 0.69, 0.69, 0.69, 0.69]}, "rate"),
     "thrown about": ({**BELOW, "parts": [part("top", 1.0, 9.0), part("bottom", 1.0, 7.0)]}, "rate"),

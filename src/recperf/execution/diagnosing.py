@@ -23,9 +23,10 @@ from ..files import write_json, writing
 from ..jsonfile import as_json
 from ..learn.curve import SHARES, LearningCurve
 from ..learn.diagnosis import FILE, Diagnosis, Share, Sum, Tried
-from ..learn.experiments import Change, changes, left_out
+from ..learn.experiments import Change, changes, left_out, much_larger_rates
 from ..learn.gains import Gain, Scored, gain, holm, pooled
 from ..learn.records import QualityLimit
+from ..learn.rules import distance_of
 from ..learn.shares import shares_of
 from ..learn.verdict import Outcome, verdict
 from ..runs.derive import best_of, compared
@@ -94,10 +95,11 @@ class Diagnosing:
         self.budget = 60 * self.minutes if self.minutes is not None else max(LEAST_S, TIMES * self._cost)
         if part_of(self.config, SHARES[0]) is not None:
             self._reserved = min(sum(SHARES) * self._cost, self.budget / 4)
-        self._inputs, self._at_most = [], None
+        self._inputs, self._at_most, self._moved = [], None, None
         if self.evidence.has(LEARNING):
             seen = next(iter(self.evidence.file(LEARNING, SavedLearning).seeds.values()), None)
             self._inputs = seen.inputs if seen and not self.task.ranks_items else []
+            self._moved = distance_of(seen.parts) if seen else None
             self._at_most = seen.at_most if seen and self.task.leading == "auc" else None
 
     @property
@@ -222,7 +224,9 @@ class Diagnosing:
         free = self.result.quality.limit
         hinted = {free.limit, free.second} if free else set()
         listed = []
-        for change in [*changes(to_json(current)), *left_out(to_json(current), self._inputs)]:
+        values = to_json(current)
+        raised = [] if kept else much_larger_rates(values, self._moved)
+        for change in [*raised, *changes(values), *left_out(values, self._inputs)]:
             try:
                 with_change(current, change)
             except ConfigError:

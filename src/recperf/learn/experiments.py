@@ -19,6 +19,9 @@ Values = dict[str, Any]
 WIDTHS, LAYERS, DROPOUT = ("dim", "head_dim"), ("bottom", "top"), ("dropout", "input_dropout")
 """Fields of a model: widths of vectors, lists of widths of layers, shares that are dropped."""
 MOST_DROPPED = 0.6
+RATES = ("train.learning_rate", "train.table_learning_rate")
+FAR = 0.3
+"""The share of themselves that weights are to move by."""
 LEAST_PATIENCE = 3
 MOST_LEFT_OUT = 2
 """Inputs that are left out, each in an experiment of its own."""
@@ -66,10 +69,20 @@ def _steps(fields: Values) -> Iterator[Change]:
 
 
 def _rates(fields: Values) -> Iterator[Change]:
-    names = [name for name in ("train.learning_rate", "train.table_learning_rate") if fields.get(name)]
+    names = [name for name in RATES if fields.get(name)]
     for factor, name in ((3.0, "three times the rate"), (1 / 3, "a third of the rate"), (10.0, "ten times the rate"),
                          (0.1, "a tenth of the rate")):  # fmt: skip
         yield Change(name, "rate", {field: float(f"{factor * fields[field]:.4g}") for field in names})
+
+
+def much_larger_rates(config: Values, distance: float | None) -> list[Change]:
+    """Rates with which weights would leave their start, where they moved by so small a share of it: an early step moves
+    them in proportion to the rate. Whatever kept them, as a long warm-up, is outweighed."""
+    if distance is None or distance >= FAR / 30:
+        return []
+    fields, factor = flatten(config), FAR / distance
+    raised = {name: float(f"{factor * fields[name]:.3g}") for name in RATES if fields.get(name)}
+    return [Change(f"{factor:.1e} times the rate", "rate", raised)]
 
 
 def _widths(fields: Values) -> Iterator[Change]:

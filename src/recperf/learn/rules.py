@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from ..tasks import Task, signed
-from .records import NOT_MEASURED, UNCLEAR, Mean, QualityEvidence, QualityLimit, RepeatsSeen
+from .records import NOT_MEASURED, UNCLEAR, Mean, PartSeen, QualityEvidence, QualityLimit, RepeatsSeen
 
 LEAST = 0.005
 """A smaller gain is not worth a word."""
 LEADS = 1.5
 """A limit is named where its predicted gain is so many times that of the next."""
-STILL, MOVED_LITTLE, MOVED_FAR = 0.15, 0.2, 3.0
-"""Weights that changed by a smaller share of themselves have hardly left their random start, the second where they
-still get better; by a larger multiple they were thrown about."""
+UNMOVED, STILL, MOVED_LITTLE, MOVED_FAR = 1e-3, 0.15, 0.2, 3.0
+"""Weights that changed by a smaller share of themselves have not left their random start, whatever the number of
+epochs; have hardly left it; the third where they still get better; by a larger multiple they were thrown about."""
 RISING = 0.05
 """It still gets better where the last quarter of the evaluations brought this share of all that was gained."""
 WORSE = 0.02
@@ -42,6 +42,12 @@ FEW_EPOCHS = 4
 SAME_LISTS, UNUSED = 0.95, 0.02
 """Share of a list that two users have in common from which all have the same, and what an exchanged history then
 changes at most."""
+
+
+def distance_of(parts: Sequence[PartSeen]) -> float | None:
+    """How far matrices of weights moved, relative to their start; None where none did."""
+    moved = [part.distance for part in parts if part.kind == "weight" and part.distance]
+    return statistics.median(moved) if moved else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +100,12 @@ class Trained:
     @property
     def distance(self) -> float | None:
         """How far matrices of weights moved, relative to their start."""
-        moved = [part.distance for part in self.evidence.parts if part.kind == "weight" and part.distance]
-        return statistics.median(moved) if moved else None
+        return distance_of(self.evidence.parts)
+
+    @property
+    def unmoved(self) -> bool:
+        """Whether hardly any weight moved."""
+        return self.distance is not None and self.distance < UNMOVED
 
     @property
     def rose(self) -> bool:
@@ -171,6 +181,9 @@ def _protocol(seen: Trained) -> Iterator[Hint]:
 
 
 def _dead(seen: Trained) -> Iterator[Hint]:
+    if seen.unmoved:
+        # All parts alike: that is no part's fault.
+        return
     still = [part.name for part in seen.evidence.parts if part.kind != "vector" and part.rows > 1 and not part.moved]
     if still:
         more = f" and {len(still) - 1} more" if len(still) > 1 else ""
@@ -187,8 +200,9 @@ def _rate(seen: Trained) -> Iterator[Hint]:
         yield Hint("rate", max(seen.behind, _noise(seen)), text)
     little = distance is not None and (distance < MOVED_LITTLE if seen.rising else distance < STILL and seen.below)
     if little and distance is not None:
-        text = f"weights moved by {distance:.0%} of their size in {seen.epochs} epochs"
-        if seen.epochs >= FEW_EPOCHS:
+        share = f"{distance:.0%}" if distance >= 0.005 else "less than 0.5%"
+        text = f"weights moved by {share} of their size in {seen.epochs} epochs"
+        if seen.epochs >= FEW_EPOCHS or seen.unmoved:
             yield Hint("rate", max(seen.behind, seen.rising), f"{text}: steps are too small")
         else:
             yield Hint("steps", max(seen.behind, seen.rising), f"{text}, and it still got better")
