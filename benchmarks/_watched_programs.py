@@ -197,6 +197,7 @@ DEEPFM = Program(
     name="DeepCTR-Torch, DeepFM", repository="shenweichen/DeepCTR-Torch", script="run_classification_criteo.py",
     folder="examples", environment={"PYTHONPATH": "."}, data=callbacks,
 )  # fmt: skip
+BATCH_NORM = {"examples/run_classification_criteo.py": (("task='binary',", "task='binary', dnn_use_bn=True,"),)}
 LSTM = Program(
     name="word language model, LSTM", repository="pytorch/examples", script="main.py", folder="word_language_model",
     arguments=("--use-optimizer", "--lr", "0.001", "--emsize", "32", "--nhid", "32", "--bptt", "10"), data=splits,
@@ -218,10 +219,11 @@ SOUND = [
     planted(NANOGPT, "frozen blocks", "", "", {"train.py": (
         ("model.to(device)\n", "model.to(device)\nmodel.transformer.h.requires_grad_(False)\n"),)}),
     LECTURE, SASREC, CASER, NCF, PYGCN, TCN, DEEPFM,
+    # Its own validation leaves the whole model in eval mode: see the planted bugs.
     planted(DEEPFM, "batch norm in eval mode", "", "", {
-        "examples/run_classification_criteo.py": (("task='binary',", "task='binary', dnn_use_bn=True,"),),
+        **BATCH_NORM,
         "deepctr_torch/models/basemodel.py": (
-            ("model = self.train()\n", "model = self.train()\n        self.dnn.bn.eval()\n"),),
+            ("on_epoch_begin(epoch)\n", "on_epoch_begin(epoch)\n            self.train().dnn.bn.eval()\n"),),
     }),
     LSTM,
 ]  # fmt: skip
@@ -246,6 +248,7 @@ BUGS = [
         ("output = model(features, adj)", "output = model(0 * features, adj)"),)}),
     planted(TCN, "a rate that is too large", "non-finite", "", {}, ("--lr", "100", "--optim", "SGD")),
     planted(DEEPFM, "no step", "no-step", "", {"deepctr_torch/models/basemodel.py": (("optim.step()", "pass"),)}),
+    planted(DEEPFM, "its own, in eval mode after the first validation", "eval-mode", "model", BATCH_NORM),
     planted(LSTM, "ids folded into few rows", "unused-rows", "encoder", {"word_language_model/model.py": (
         ("self.encoder(input)", "self.encoder(input % 4)"),)}),
     planted(MAKEMORE, "targets of other rows", "wrong labels", "", {"makemore.py": (
