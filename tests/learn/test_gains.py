@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from recperf.learn.curve import doubled
-from recperf.learn.gains import Scored, cumulative, gain, holm, pooled, quantile
+from recperf.learn.diagnosis import Tried
+from recperf.learn.gains import Gain, Scored, cumulative, gain, holm, pooled, quantile
+from recperf.learn.records import QualityLimit
+from recperf.learn.verdict import Outcome, verdict
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (2, 4.303), (5, 2.571), (30, 2.042), (1000, 1.962)])
@@ -66,3 +70,36 @@ def test_the_gain_of_twice_the_rows_lies_in_its_interval(power: float) -> None:
         found = doubled(parts, pooled(one.values.values() for one in parts))
         held += found.low <= true <= found.high
     assert held >= 34
+
+
+TRIED: dict[str, Any] = {
+    "name": "ten times the rate",
+    "change": "--train.learning-rate 0.1",
+    "fields": {},
+    "screened": False,
+    "on_top": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "named", "says"),
+    [
+        ("rate", 0.02, "rate", "ten times the rate (--train.learning-rate 0.1) gains +0.0200 (-0.0800 to +0.1200)"),
+        ("rate", -0.02, "unclear", "steps are too small, but no change of the config gained"),
+        ("steps", 0.02, "rate", "no change that would confirm it was tried"),
+    ],
+)
+def test_a_limit_that_no_experiment_confirms_is_named_at_most_with_low_confidence(
+    limit: str, value: float, named: str, says: str
+) -> None:
+    none = Gain(value=0.0, low=-0.1, high=0.1, chance=1.0, seeds=3)
+    own = Gain(value=value, low=value - 0.1, high=value + 0.1, chance=0.7, seeds=1)
+    found = verdict(
+        Outcome(
+            free=QualityLimit(limit="rate", confidence="low", because=["steps are too small"]),
+            tried=[Tried(limit=limit, chosen=value, gain=own, **TRIED)],
+            left_out=[], below="", noise=0.05, curve=None, sums=[], whole=none, fresh=none, enough_seeds=True,
+        )
+    )  # fmt: skip
+    assert (found.limit, found.confidence) == (named, "low")
+    assert says in found.because

@@ -130,7 +130,10 @@ class Diagnosing:
         for seed in range(first, first + SEEDS):
             # Two at least: else nothing is known of how seeds differ.
             if seed - first < 2 or self.left > 3 * self._cost:
+                began = monotonic()
                 self._train(self.config, seed, f"the unchanged run, seed {seed}")
+                # Other work may have begun since the run.
+                self._cost = max(self._cost, monotonic() - began)
         return self._scored[key_of(self.config)]
 
     def _train(self, config: Any, seed: int, name: str) -> Scored:
@@ -213,16 +216,13 @@ class Diagnosing:
             if self.left > self._cost_of([*kept, change]):
                 scored = self._train(config, seed, f"{change.name}, seed {seed}")
         tried.gain = gain(scored, best, self._seeds())
-        common = scored.chosen.keys() & best.chosen.keys()
-        tried.chosen = sum(scored.chosen[seed] - best.chosen[seed] for seed in common) / len(common)
-        # Twice the standard error of the difference between means over as many seeds.
-        return tried.chosen > 2 * self._noise() * math.sqrt(2 / len(common))
+        tried.chosen = scored.mean_chosen - best.mean_chosen
+        # Twice the standard error of the difference between means over so many seeds.
+        return tried.chosen > 2 * self._noise() * math.sqrt(1 / len(scored.chosen) + 1 / len(best.chosen))
 
     def _options(self, kept: Sequence[Change]) -> list[Change]:
         """The changes that the config of the kept ones accepts, those first that the run's own evidence points to."""
-        current = self._applied(kept)
-        free = self.result.quality.limit
-        hinted = {free.limit, free.second} if free else set()
+        current, hinted = self._applied(kept), self._hinted()
         listed = []
         values = to_json(current)
         raised = [] if kept else much_larger_rates(values, self._moved)
@@ -234,6 +234,11 @@ class Diagnosing:
             listed.append(change)
         return sorted(listed, key=lambda change: change.limit not in hinted)
 
+    def _hinted(self) -> set[str | None]:
+        """The limits that the run's own evidence points to."""
+        free = self.result.quality.limit
+        return {free.limit, free.second} if free else set()
+
     def _compare(self, best: Scored, kept: Sequence[Change], options: Sequence[Change]) -> list[tuple[Change, Tried]]:
         """The experiments that gain on top of the kept changes, trained in full with one seed."""
         cost = self._cost_of(kept)
@@ -242,17 +247,19 @@ class Diagnosing:
             return []
         if self.left < 1.3 * cost * len(options):
             options = self._screened(kept, options)
-        gained = []
+        ahead = []
         for change in options:
-            if self.left < cost:
+            if self.left < self._cost_of([*kept, change]):
                 self._left_out.append(change.name)
                 continue
             config = self._applied([*kept, change])
             if self._attempt(config, change.name) is not None:
                 tried = self._record(change, kept, config, self._applied(kept), screened=False)
-                if tried.chosen > self._noise():
-                    gained.append((change, tried))
-        return gained
+                if tried.chosen > 0:
+                    ahead.append((change, tried))
+        gained = [one for one in ahead if one[1].chosen > self._noise()]
+        # Seeds of the unchanged run may differ by more than those of a better one.
+        return gained or sorted(ahead, key=lambda one: -one[1].chosen)[:1]
 
     def _cost_of(self, kept: Sequence[Change]) -> float:
         """About how long a training takes with these changes."""
@@ -260,13 +267,14 @@ class Diagnosing:
         return float(self._cost * now / before)
 
     def _screened(self, kept: Sequence[Change], options: Sequence[Change]) -> list[Change]:
-        """The best changes with a quarter of the steps; more steps cannot be screened."""
-        current, gains = self._applied(kept), []
+        """The best changes with a quarter of the steps; more steps cannot be screened. What the run's own evidence
+        points to comes first, also where there is time for only one of them in full."""
+        current, gains, hinted = self._applied(kept), [], self._hinted()
         seed = self.config.seed
         steps = [one for one in options if one.limit == "steps"]
         self._train(shortened(current), seed, "the run with a quarter of the steps")
         for change in (one for one in options if one.limit != "steps"):
-            if self.left < self._cost_of(kept) * (FULL + 1 / SCREENED):
+            if self.left < self._cost_of(kept) * ((1 if change.limit in hinted else FULL) + 1 / SCREENED):
                 self._left_out.append(change.name)
                 continue
             config = shortened(with_change(current, change))
@@ -274,7 +282,8 @@ class Diagnosing:
                 tried = self._record(change, kept, config, shortened(current), screened=True)
                 gains.append((tried.chosen, change))
         gains.sort(key=lambda pair: -pair[0])
-        return [*steps[:1], *(change for chosen, change in gains[:FULL] if chosen > 0)]
+        best = [change for chosen, change in gains[:FULL] if chosen > 0]
+        return sorted([*steps[:1], *best], key=lambda change: change.limit not in hinted)
 
     def _attempt(self, config: Any, name: str) -> Scored | None:
         return self._attempt_seed(config, self.config.seed, name)
@@ -288,11 +297,11 @@ class Diagnosing:
             return None
 
     def _record(self, change: Change, kept: Sequence[Change], config: Any, before: Any, *, screened: bool) -> Tried:
-        seed, keys = self.config.seed, (key_of(config), key_of(before))
+        keys = (key_of(config), key_of(before))
         new, old = (self._scored[key] for key in keys)
         tried = Tried(
             name=change.name, limit=change.limit, change=change.command, fields=dict(change.fields), screened=screened,
-            chosen=new.chosen[seed] - old.chosen[seed], gain=gain(new, old, self._seeds()),
+            chosen=new.mean_chosen - old.mean_chosen, gain=gain(new, old, self._seeds()),
             on_top=tuple(one.name for one in kept),
         )  # fmt: skip
         self._tried.append(tried)

@@ -1,7 +1,7 @@
-"""How much better one config is than another: paired over the same held-out users, and over seeds. Torch-free.
+"""How much better one config is than another: paired over the same held-out users. Torch-free.
 
 A training with another seed differs too. That variance is pooled over all configs that were trained with several seeds,
-since few seeds of one config hardly tell it.
+since few seeds of one config hardly tell it. Means over all seeds of each are compared: one seed may be a lucky one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Scored:
     def mean(self) -> float:
         return statistics.fmean(self.values.values())
 
+    @property
+    def mean_chosen(self) -> float:
+        return statistics.fmean(self.chosen.values())
+
 
 def pooled(groups: Iterable[Iterable[float]]) -> tuple[float, int]:
     """The variance over seeds, of all configs together, and its degrees of freedom."""
@@ -59,16 +63,10 @@ def pooled(groups: Iterable[Iterable[float]]) -> tuple[float, int]:
 
 def gain(new: Scored, old: Scored, seeds: tuple[float, int]) -> Gain:
     """The second config less the first; `seeds` are the variance over seeds and its degrees of freedom."""
-    common = sorted(new.values.keys() & old.values.keys()) or None
-    value = new.mean - old.mean
-    if common:
-        # The same seed begins with the same weights.
-        value = statistics.fmean(new.values[seed] - old.values[seed] for seed in common)
-    mine, theirs = (_mean_replicates(one, common) for one in (new, old))
+    mine, theirs, value = _mean_replicates(new), _mean_replicates(old), new.mean - old.mean
     users = statistics.variance(one - other for one, other in zip(mine, theirs)) if len(mine) > 1 else 0.0
     variance, freedom = seeds
-    counts = (len(common), len(common)) if common else (len(new.values), len(old.values))
-    between = variance * sum(1 / count for count in counts)
+    between = variance * (1 / len(new.values) + 1 / len(old.values))
     whole = users + between
     error = math.sqrt(whole)
     if not freedom or not error:
@@ -81,9 +79,8 @@ def gain(new: Scored, old: Scored, seeds: tuple[float, int]) -> Gain:
     return Gain(value=value, low=value - half, high=value + half, chance=min(1.0, chance), seeds=len(new.values))
 
 
-def _mean_replicates(scored: Scored, seeds: Sequence[int] | None) -> list[float]:
-    rows = [scored.replicates[seed] for seed in seeds or scored.replicates if seed in scored.replicates]
-    return [statistics.fmean(column) for column in zip(*rows)] if rows else []
+def _mean_replicates(scored: Scored) -> list[float]:
+    return [statistics.fmean(column) for column in zip(*scored.replicates.values())]
 
 
 def holm(chances: Sequence[float], level: float = 0.05) -> list[bool]:

@@ -56,14 +56,34 @@ def verdict(seen: Outcome) -> QualityLimit:
     if beside := _beside(seen, doubts):
         return beside
     if free and free.limit not in ("noise", UNCLEAR, NOT_MEASURED):
-        because = [f"{free.because[0]}, but no change of the config gained", *said(seen.curve, seen.sums)]
-        return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts, second=free.limit)
+        return _unconfirmed(seen, free, doubts)
     if seen.below:
         because = [f"{seen.below.replace('_', ' ')} is better, and none of {len(full)} changes gained"]
         because += said(seen.curve, seen.sums)
         return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts)
     because = [f"none of {len(full)} changes gained more than another seed does", *said(seen.curve, seen.sums)]
     return QualityLimit(limit="noise", confidence="low" if doubts else "medium", because=because, doubts=doubts)
+
+
+def _unconfirmed(seen: Outcome, free: QualityLimit, doubts: list[str]) -> QualityLimit:
+    """The limit that the run's evidence names, where no change gained surely: low if its own change gained, or none was
+    tried."""
+    own = max((one for one in seen.tried if one.limit == free.limit), key=_telling, default=None)
+    doubts, rest = [*free.doubts, *doubts], said(seen.curve, seen.sums)
+    if own is None:
+        found = "no change that would confirm it was tried"
+    elif own.chosen > 0 and own.gain.value > 0:
+        found = f"{own.name} ({own.change}) gains {_bounds(own.gain)}"
+        doubts = ["seeds differ by as much", *doubts]
+    else:
+        because = [f"{free.because[0]}, but no change of the config gained", *rest]
+        return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts, second=free.limit)
+    because = [*free.because, found, *rest]
+    return QualityLimit(limit=free.limit, confidence="low", because=because, doubts=doubts, second=free.second)
+
+
+def _telling(one: Tried) -> tuple[bool, float]:
+    return not one.screened, one.chosen
 
 
 def _beside(seen: Outcome, doubts: list[str]) -> QualityLimit | None:
