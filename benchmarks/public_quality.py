@@ -55,15 +55,15 @@ PUBLISHED = (
 ALONE = ("--model.counts", "off", "--train.patience", "3", "--train.threads", "1")
 CASES = (
     Case(
-        name="dlrm-v4, published rates and warm-up, ML-100K", data="labels", workload="dlrm-v4", users=300,
-        expected=("rate",), options=PUBLISHED, minutes=6,
+        name="dlrm-v4, published rates and warm-up, ML-100K", data="labels", workload="dlrm-v4", users=150,
+        expected=("rate",), options=PUBLISHED, minutes=12,
     ),
     Case(
         name="hstu blocks, Amazon Beauty", data="beauty", workload="hstu", users=3000,
         expected=("overfit", "complement", "data", "unseen"), options=(*ALONE, "--train.epochs", "15"), minutes=6,
     ),
     Case(
-        name="transformer of 8 blocks, sampled softmax, ML-100K", data="items", workload="next-item", users=500,
+        name="transformer of 8 blocks, sampled softmax, ML-100K", data="items", workload="next-item", users=300,
         expected=("rate", "negatives", "popularity", "steps"), minutes=6,
         options=(
             *ALONE, "--train.epochs", "6", "--model.encoder", "transformer", "--model.blocks", "8",

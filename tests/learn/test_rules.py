@@ -80,6 +80,10 @@ LABELLED = {
         {"parts": [part("top", 0.0, 1e-5), part("bottom", 0.0, 2e-5)], **BELOW, "epochs": 1, "curve": [-0.69]},
         "rate",
     ),
+    "nothing moved, and later batches were harder": (
+        {"parts": [part("top", 0.0, 1e-5)], **BELOW, "epochs": 1, "losses": [0.65, 0.6, 0.64, 0.69, 0.69]},
+        "rate",
+    ),
     "little moved in one": ({**STILL, "epochs": 1, "curve": [-0.68]}, "steps"),
     "the training loss goes up": ({**BELOW, "losses": [0.65, 0.6, 0.64, 0.69, 0.69, 0.69, 0.69, 0.69]}, "rate"),
     "thrown about": ({**BELOW, "parts": [part("top", 1.0, 9.0), part("bottom", 1.0, 7.0)]}, "rate"),
@@ -125,6 +129,7 @@ def test_a_training_on_labels(name: str) -> None:
     assert found.limit == limit, found
     assert found.confidence == "low"
     assert found.because
+    assert "too small" in found.because[0] or not name.startswith("nothing moved")
     assert found.limit in {*LIMITS, "unclear", "not measured"}
 
 

@@ -111,6 +111,9 @@ class Trained:
     def rose(self) -> bool:
         """Whether the training loss went up for most of the training."""
         losses, lowest = self.losses, min(self.losses, default=0.0)
+        if self.unmoved:
+            # Batches differ, not the model.
+            return False
         return 0 < lowest * (1 + WORSE) < losses[-1] and losses.index(lowest) < EARLY * len(losses) if losses else False
 
     @property
