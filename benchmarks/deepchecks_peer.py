@@ -47,8 +47,8 @@ def checked(folder: Path) -> list[str]:
     """In the peer's interpreter: the checks that fail on the rows in a folder."""
     try:
         import pandas
-        from deepchecks.tabular import Dataset
-        from deepchecks.tabular.suites import data_integrity, model_evaluation, train_test_validation
+        from deepchecks.tabular import Dataset  # type: ignore[import-not-found]
+        from deepchecks.tabular import suites
     except ImportError as error:
         sys.exit(f"no deepchecks in {sys.executable}: {error}")
     facts = json.loads((folder / "facts.json").read_text())
@@ -66,7 +66,7 @@ def checked(folder: Path) -> list[str]:
         "y_pred_train": (chances[0] > 0.5).astype(int), "y_pred_test": (chances[1] > 0.5).astype(int),
     }  # fmt: skip
     failed = []
-    for suite in (data_integrity(), train_test_validation(), model_evaluation()):
+    for suite in (suites.data_integrity(), suites.train_test_validation(), suites.model_evaluation()):
         result = suite.run(train_dataset=sides[0], test_dataset=sides[1], **given)
         failed += [one.get_header() for one in result.get_not_passed_checks(fail_if_warning=False)]
     return sorted({one.partition(" - ")[0] for one in failed})
