@@ -7,6 +7,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH  := torch==2.13.0
 OTHER_PIP = $(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check
 PYTEST := -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+# Tests compiled by one run are read by the next ones, whatever the environment says: each process would compile them.
+test test-all test-torch: export PYTHONDONTWRITEBYTECODE :=
 
 # Other versions of torch that the tests pass on, and the TorchRec and FBGEMM that were built for each.
 VERSION ?= 2.11.0

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 import recperf
 import short
 import warm
+from recperf import stop
 from recperf.data.events.item_table import columns_of
 from recperf.data.events.store import open_store
 from recperf.errors import ConfigError, DataError, UsageError
@@ -112,17 +112,20 @@ def test_frames_come_back_as_they_went_in(shop: Any) -> None:
         assert isinstance(recperf.OpenRun(run.folder, frames=other.frames).recommend(["c1"], k=3), kind)
 
 
-def test_ctrl_c_saves_and_the_run_is_resumed_to_the_same_losses(shop: Any) -> None:
-    fields = {**QUICK, "train": {"epochs": 400, "device": "cpu", "checkpoint_steps": 5, "max_steps": 300}}
+def test_ctrl_c_saves_and_the_run_is_resumed_to_the_same_losses(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = {"checkpoint_steps": 10, "checkpoint_background": "off"}
+    fields = {**QUICK, "train": {"epochs": 400, "device": "cpu", "max_steps": 40, **saving}}
     whole = recperf.run("micro-dlrm", shop, **fields)
+    points: list[str] = []
 
-    def press() -> None:
-        while not list(Path("stopped").glob("checkpoints/seed-*/step-*")):
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+    def press_after_the_first_save(point: str) -> None:
+        points.append(point)
+        if point == "save: folder synced" and points.count(point) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=press).start()
+    monkeypatch.setattr(stop, "listener", press_after_the_first_save)
     stopped = recperf.run("micro-dlrm", shop, run_dir="stopped", **fields)
+    monkeypatch.setattr(stop, "listener", None)
     assert not stopped.finished
     with pytest.raises(DataError, match="this run has no result yet"):
         _ = stopped.result

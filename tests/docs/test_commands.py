@@ -306,8 +306,8 @@ PRESUPPOSED: dict[str, dict[str, Maker]] = {
 
 
 @pytest.fixture(autouse=True)
-def a_moment(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, ceilings of a moment, and short profiles."""
+def a_moment(tmp_path: Path, small_run: Path, monkeypatch: pytest.MonkeyPatch, untraced: None) -> None:
+    """An empty folder, ceilings of a moment, short profiles, and exports without their programs."""
     from recperf.measure import schedule
 
     monkeypatch.chdir(tmp_path)

@@ -90,3 +90,24 @@ def test_what_trains_or_is_used_later_stays(line: str, tmp_path: Path) -> None:
         f"memory = io.BytesIO()\nfor group in groups:\n    {line}\n    send(kept, total, score, loss, memory, noise)\n"
     )
     assert not [one for one in advised(script, line) if one.name == "reports"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return 0.5 * x * (1 + torch.tanh(x))",
+        "return x * torch.sigmoid(1.702 * x)",
+        "return 0.5 * x * (1 + torch.erf(y / 1.4142135623730951))",
+        "u = x.mean(-1, keepdim=True)\n    s = (x - u).pow(2).mean(0)\n    x = (x - u) / torch.sqrt(s + 1e-5)\n"
+        "    return w * x + b",
+        "return torch.stack([x[i : 2 * i] for i in y])",
+        "return torch.stack([x[i : i + i] for i in y])",
+        "out, weights = attention(x, x, x)\n    return out + weights.sum()",
+    ],
+)
+def test_what_only_looks_like_one_operator_stays(body: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = f"import torch\nattention = torch.nn.MultiheadAttention(8, 2)\ndef forward(x, y, w, b):\n    {body}\n"
+    script.write_text(text)
+    own = {"activation", "layer norm", "windows", "attention"}
+    assert not own & {one.name for one in advised(script, "return")}

@@ -179,6 +179,8 @@ class Source:
         imports = [node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         if imports:
             return self.after(imports[-1], *lines)
+        if not self.tree.body:
+            return Edit(self.path, 0, 0, "".join(f"{line}\n" for line in lines))
         first = self.tree.body[0]
         is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
         return self.after(first, *lines) if is_docstring else self.before(first, *lines)

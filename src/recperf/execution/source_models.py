@@ -133,6 +133,9 @@ def row_by_row(source: Source) -> Iterator[Finding]:
         rows = stack.args[0] if len(stack.args) == 1 and not stack.keywords else None
         loop: ast.AST | None = rows
         edits: list[Edit] = []
+        if isinstance(rows, ast.ListComp) and any(isinstance(one, ast.Slice) for one in ast.walk(rows.elt)):
+            # Windows of one array.
+            continue
         seen, change = "A loop computes row by row", "the same operators over all rows at once, or torch.vmap"
         torch = ast.unparse(stack.func).rpartition(".")[0]
         if isinstance(rows, ast.ListComp) and len(rows.generators) == 1 and not rows.generators[0].ifs:

@@ -15,14 +15,15 @@ from ..measure.advice import NOTICEABLE
 from ..measure.places import place_text
 from ..measure.records import Advice, Place, PlaceTime
 from ..runs.step_report import Report
-from . import source_inputs, source_memory, source_models, source_steps
+from . import source_inputs, source_kernels, source_memory, source_models, source_steps
 from .program_source import Edit, Source, keeps, with_edits
 from .source_findings import Finding
 
 EDITS = "edits "
 """Begins the names of settings that are edits."""
 RULES: tuple[Callable[[Source], Iterator[Finding]], ...] = (
-    *source_steps.RULES, *source_inputs.RULES, *source_models.RULES, source_memory.sampled_softmax,
+    *source_steps.RULES, *source_inputs.RULES, *source_models.RULES, *source_kernels.RULES,
+    source_memory.sampled_softmax,
 )  # fmt: skip
 REMAINS = 0.02
 """Of a step, what is left of the time at a line at the end of a prediction's range. A convention."""

@@ -10,6 +10,8 @@ from .clocks import MOST_PLAIN, TRACED, Counts
 WARM_UPS = 3
 COUNTED = 3
 PLAIN_SECONDS, FEWEST_PLAIN = 1.0, 6
+PATIENCE_S = 5.0
+"""Where counting a step takes longer, two counted ones are enough."""
 FEW_WARM_UPS, FEW_PLAIN, FEW_TRACED, FEW_COUNTED = 2, 2, 1, 2
 """Numbers of steps where the loop may end soon: eight steps are enough to see something of everything."""
 FEW = 12
@@ -83,7 +85,7 @@ class Schedule:
         """Whether enough steps were counted, of which the last took so many seconds."""
         if self.counts is not None:
             return steps >= self.counts.counted
-        return steps >= (FEW_COUNTED if self.few else COUNTED) or (steps >= 2 and seconds > 5)
+        return steps >= (FEW_COUNTED if self.few else COUNTED) or (steps >= 2 and seconds > PATIENCE_S)
 
     def samples_missing(self, samples: int, ns: int) -> bool:
         """Whether places would be known better for a longer look, and the loop has time for that."""

@@ -426,3 +426,92 @@ planted(
     """,
     "for batch in loader", {"num_workers=8": "num_workers=0"}, "input", edit=False,
 )  # fmt: skip
+planted(
+    "an activation as a formula", "activation",
+    """
+    import math
+    class Activation(nn.Module):
+        def forward(self, x):
+            return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+    model = nn.Sequential(nn.Linear(64, 512), Activation(), nn.Linear(512, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.rand(1024, 64)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    """,
+    "0.5 * x", {"0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))":
+                'F.gelu(x, approximate="tanh")'},
+    "cache", "bandwidth", "operator",
+)  # fmt: skip
+planted(
+    "a layer norm of four statements", "layer norm",
+    """
+    class Norm(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        def forward(self, x):
+            mean = x.mean(-1, keepdim=True)
+            variance = (x - mean).pow(2).mean(-1, keepdim=True)
+            x = (x - mean) / torch.sqrt(variance + 1e-12)
+            return self.weight * x + self.bias
+
+    model = nn.Sequential(nn.Linear(32, 256), Norm(256), nn.Linear(256, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.rand(1024, 32)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    """,
+    "variance = ",
+    {"mean = x.mean(-1, keepdim=True)": "return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, 1e-12)"},
+    "cache", "bandwidth", "operator",
+)  # fmt: skip
+planted(
+    "windows stacked one by one", "windows",
+    """
+    data = torch.randint(1000, (100_000,))
+    table, out = nn.Embedding(1000, 8), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*table.parameters(), *out.parameters()], lr=0.01)
+    for step in range(STEPS):
+        ids = torch.randint(len(data) - 17, (256,))
+        x = torch.stack([data[i : i + 16] for i in ids])
+        y = torch.stack([data[i + 1 : i + 1 + 16] for i in ids])
+        loss = (out(table(x)).squeeze(2) - y / 1000).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    """,
+    "data[i : i + 16]",
+    {"torch.stack([data[i : i + 16] for i in ids])": "data[ids[:, None] + torch.arange(16)]",
+     "torch.stack([data[i + 1 : i + 1 + 16] for i in ids])": "data[ids[:, None] + torch.arange(1, 17)]"},
+    "dispatch", "python", "operator",
+)  # fmt: skip
+planted(
+    "attention that returns its weights", "attention",
+    """
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList()
+            self.layers.append(nn.MultiheadAttention(32, 2))
+        def forward(self, x):
+            for i in range(len(self.layers)):
+                out, _ = self.layers[i](x, x, x)
+                x = x + out
+            return x
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.rand(200, 16, 32)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    """,
+    "out, _ =", {"(x, x, x)": "(x, x, x, need_weights=False)"}, "cache", "bandwidth", "operator", "compute",
+)  # fmt: skip
