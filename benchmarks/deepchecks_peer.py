@@ -47,8 +47,7 @@ def checked(folder: Path) -> list[str]:
     """In the peer's interpreter: the checks that fail on the rows in a folder."""
     try:
         import pandas
-        from deepchecks.tabular import Dataset  # type: ignore[import-not-found]
-        from deepchecks.tabular import suites
+        from deepchecks.tabular import Dataset, suites  # type: ignore[import-not-found]
     except ImportError as error:
         sys.exit(f"no deepchecks in {sys.executable}: {error}")
     facts = json.loads((folder / "facts.json").read_text())
