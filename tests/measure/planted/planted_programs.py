@@ -409,15 +409,10 @@ planted(
 planted(
     "8 workers on 2 cores", "workers",
     """
-    class Rows(torch.utils.data.Dataset):
-        def __len__(self):
-            return 64 * STEPS
-        def __getitem__(self, row):
-            return torch.tensor([row % 1000, row % 37])
-
+    batches = torch.randint(1000, (STEPS, 64, 2))
     model = nn.EmbeddingBag(1000, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(Rows(), 64, num_workers=8)
+    loader = DataLoader(batches, batch_size=None, num_workers=8)
     for batch in loader:
         loss = model(batch).square().mean()
         optimizer.zero_grad()
