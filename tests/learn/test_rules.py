@@ -133,6 +133,12 @@ def test_a_training_on_labels(name: str) -> None:
     assert found.limit in {*LIMITS, "unclear", "not measured"}
 
 
+def test_a_metric_among_drawn_items_is_doubted() -> None:
+    assert not limit_of(clicks()).doubts
+    (doubt,) = limit_of(clicks(drawn=100)).doubts
+    assert "among 100 drawn items" in doubt
+
+
 SAME_LISTS: dict[str, Any] = {"lists": {"overlap": 1.0}, "inputs": [column("the last item", 0.001, 0.002, 0.5)]}
 
 

@@ -75,6 +75,9 @@ class Trained:
     below: bool = False
     """Whether it is below the best baseline by more than the interval of the difference."""
 
+    drawn: int = 0
+    """Items that a ranking beside the leading metric draws; 0: it is among all, or there is none."""
+
     @property
     def best_rule(self) -> str:
         return max(self.rules, key=lambda name: signed(self.task.leading, self.rules[name]), default="")
@@ -354,6 +357,10 @@ COMPARED: tuple[Rule, ...] = (_rate, _steps, _overfit, _ignored, _unseen, _drift
 def limit_of(seen: Trained) -> QualityLimit:
     """What limits the quality of a model most, as far as its training shows it."""
     evidence, doubts = seen.evidence, list(seen.evidence.notes)
+    if seen.drawn:
+        doubts.append(
+            f"NDCG@10 is among {seen.drawn:,} drawn items: among all it is lower, and models may change places"
+        )
     if evidence.held is None:
         return QualityLimit(limit=NOT_MEASURED, confidence="low", because=evidence.notes or ["nothing was looked at"])
     for rule in CERTAIN:

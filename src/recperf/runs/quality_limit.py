@@ -70,6 +70,7 @@ def _trained(
         rules=rules,
         behind=_behind(task, quality),
         below=best is not None and best.standing == "below",
+        drawn=quality.ranking.negatives if quality.ranking else 0,
     )
 
 
