@@ -21,7 +21,7 @@ from .trial_search import FEWEST, NotTried, Search
 RunsWithin = Callable[[dict[str, Any], int | None, float], None]
 """Lets a changed program take two steps in so many bytes of the host, and seconds; raises NotTried."""
 PART = 0.25
-"""Of the time for trials, what is kept for those of memory alone."""
+"""Of the time for trials, what is kept for those of memory alone where it is scarce."""
 LEFT = 0.1
 """Of the free memory of the host, what a trial of a batch leaves."""
 CLOSE = 1.25

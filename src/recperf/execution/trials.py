@@ -25,6 +25,7 @@ import torch
 from ..files import write_atomic
 from ..machine import available_bytes
 from ..measure.clocks import cuda_used
+from ..measure.limits import is_filled
 from ..measure.records import Advice
 from ..stop import FLAG
 from .fixes import difference
@@ -85,7 +86,8 @@ def try_advice(
                 # Its start is not the time of a trial.
                 trials.nursery({})
             confirm(trials, outcome, say)
-            trials.seconds = seconds * (1 - bool(of_memory) * OF_MEMORY)
+            # Where there is enough memory, its trials take what those of time leave.
+            trials.seconds = seconds * (1 - OF_MEMORY * any(map(is_filled, outcome.report.memory)))
             trials.try_each(advice, say)
             trials.seconds = seconds
             try_memory(trials, trials.runs_within, outcome, say)

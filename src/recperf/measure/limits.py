@@ -49,6 +49,8 @@ CLEAR = 0.3
 """The largest share must reach this to be a verdict."""
 FREES = 0.02
 """Of the peak of memory: a change that frees less makes no difference."""
+FILLED = 0.5
+"""Share of the memory that is there from which a terminal says what fills it."""
 LEAD = 0.2
 """By how much it must lead the second for a high confidence."""
 NOTICEABLE = 0.1
@@ -152,6 +154,10 @@ def ranks_sentence(communication: Communication | None) -> str:
         f"collectives for {exposed} of a step, {time(communication.exposed_ms)}{split}."
         + (f" {communication.why}." if communication.why else "")
     )
+
+
+def is_filled(memory: StepMemory) -> bool:
+    return memory.peak_bytes > FILLED * memory.capacity_bytes
 
 
 def memory_sentence(memory: StepMemory) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...measure.limit_kinds import LIMITS
-from ...measure.limits import NOT_JUDGED, memory_sentence
+from ...measure.limits import NOT_JUDGED, is_filled, memory_sentence
 from ...measure.places import place_text
 from ...measure.records import (
     Advice,
@@ -28,8 +28,6 @@ from .svg import family
 TOP = 12
 """Rows of a long table that are always visible."""
 PLACES = 3
-FILLED = 0.5
-"""Share of the memory that is there from which a terminal says what fills it."""
 ABSENT = "this profile has no such section; recperf profile WORKLOAD measures it"
 
 
@@ -116,7 +114,7 @@ def report_of_step(
         )
         for index, row in enumerate(step.places[:PLACES])
     ]
-    scarce = [one for one in step.memory if one.growth or one.peak_bytes > FILLED * one.capacity_bytes]
+    scarce = [one for one in step.memory if one.growth or is_filled(one)]
     facts += [("" if index else "memory", memory_sentence(one)) for index, one in enumerate(scarce)]
     facts += [*advice_facts(advice), *([(unseen[0], "; ".join(unseen[1]))] if unseen[1] else [])]
     return Report(
