@@ -112,6 +112,15 @@ def test_more_rows_are_named_where_only_they_gain(run: Run, monkeypatch: pytest.
     assert "twice as many would gain" in found.verdict.because[0]
 
 
+def test_one_epoch_is_not_screened(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, config, folder = run
+    config = replace(config, train=replace(config.train, epochs=1, max_steps=0))
+    made_up(lambda config: 0.7 + 0.05 * (config.train.learning_rate > 0.02), monkeypatch)
+    found = diagnosed((workload, config, folder), minutes=0.1)
+    assert found.tried
+    assert not any(one.screened for one in found.tried)
+
+
 def test_experiments_without_time_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(lambda config: 0.7, monkeypatch)
     found = diagnosed(run, minutes=1e-9)
