@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -46,12 +47,11 @@ settings.load_profile(os.environ.get("RECPERF_HYPOTHESIS", "same"))
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of compiled C code for the processes of all tests: compiling takes longer than most of them."""
-    folder = tmp_path_factory.getbasetemp()
-    # Each worker of pytest-xdist has a folder in that of the whole run.
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "compiled"
-    folder.mkdir(exist_ok=True)
+def compiled() -> Path:
+    """A folder of compiled C code for the processes of all tests, and of later runs: compiling takes longer than
+    most tests. A library is found by a digest of what it was compiled from."""
+    folder = ROOT / ".pytest_cache" / "compiled"
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -150,6 +150,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.module: {getattr(value, "__module__", "") for value in vars(item.module).values()} for item in items
     }
     items.sort(key=lambda item: "warm_starts" not in item.fixturenames and servers.isdisjoint(modules[item.module]))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live to the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from recperf.data.known.movielens_like import generate
 from warm import python
 
 MOMENTS = {
+    # Whether a process of many tests grows is chance, and a trace of its memory makes Python many times slower.
+    "recperf.measure.observing.GROWS": 1 << 60,
     # However slow a busy machine is, as many steps are counted as on a quiet one.
     "recperf.measure.schedule.PATIENCE_S": math.inf,
     "recperf.execution.measuring.SECONDS": 0.0,

@@ -35,7 +35,8 @@ def test_the_phases_add_up_to_the_whole_time(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_only_work_that_takes_long_is_shown_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "AGAIN_S", 0.01)
-    monkeypatch.setattr(phases, "PATIENCE_S", 0.1)
+    # Longer than a busy machine stops this thread between two lines.
+    monkeypatch.setattr(phases, "PATIENCE_S", 1.0)
     shown: list[tuple[str, float]] = []
     seen = threading.Event()
 
@@ -48,7 +49,7 @@ def test_only_work_that_takes_long_is_shown_and_taken_away(monkeypatch: pytest.M
         working("long")
         assert seen.wait(300)
     assert {text for text, _ in shown} == {"long", ""}
-    assert shown[0][1] >= 0.1
+    assert shown[0][1] >= 1.0
     assert shown[-1] == ("", 0.0)
     assert threading.active_count() == len([one for one in threading.enumerate() if one.name != "recperf progress"])
 

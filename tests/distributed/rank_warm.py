@@ -3,6 +3,7 @@
 # ruff: noqa: F401
 from __future__ import annotations
 
+import gc
 import warnings
 
 with warnings.catch_warnings():
@@ -23,3 +24,5 @@ from recperf.cli.options import choose, read_options
 from recperf.cli.run import Options
 
 read_options(Options, choose(["dlrm-v4"]), verb="run", description="")
+gc.collect()
+gc.freeze()

@@ -52,10 +52,9 @@ def batches(seconds: float = 0.0) -> Iterator[torch.Tensor]:
 
 
 def test_import_is_light() -> None:
-    code = "import time; t = time.process_time(); import recperf, sys; t = time.process_time() - t; " \
-        "assert 'torch' not in sys.modules; print(t)"  # fmt: skip
-    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
-    assert min(times) < 0.05
+    """A few modules, whatever the time that this machine takes for them."""
+    code = "import sys; before = set(sys.modules); import recperf; print(len(set(sys.modules) - before))"
+    assert int(subprocess.check_output([sys.executable, "-c", code])) < 10
 
 
 def test_profile_of_a_function(tmp_path: Path, quiet: None) -> None:

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 import recperf
 from recperf.cli import main
 from recperf.execution import source_rules, step_profile, trial_search, trials
-from recperf.execution.fixes import difference
 from recperf.execution.script import Program, ScriptOutcome
 from recperf.execution.script_experiments import confirm
 from recperf.execution.step_profile import Evidence
@@ -85,7 +84,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, results: dict[str, Any], advice: list
         if isinstance(result, Exception):
             raise result
         gain, losses = result
-        return Compared(gain, [gain - 0.05, gain + 0.05], 1.0, difference([1.0, 2.0], losses))
+        return Compared(gain, [gain - 0.05, gain + 0.05], 1.0, trials._differs([1.0, 2.0], losses))
 
     monkeypatch.setattr(Trials, "compare", compare)
     Trials(Program(Path("a.py")), ScriptOutcome(), Path("."), 60.0, False).try_each(advice, lambda text: None)
@@ -170,6 +169,10 @@ def test_a_change_that_should_keep_the_losses_and_does_not_is_rejected(monkeypat
     tried(monkeypatch, {"optimizer": (1.5, [1.0, 2.1])}, [unknown], repeats=0.1)
     assert (unknown.status, unknown.same_losses) == ("tried", None)
     assert "cannot be compared" in str(unknown.note)
+    narrow = Advice("float64", "", "", settings={"optimizer": "fused"}, changes="the results")
+    tried(monkeypatch, {"optimizer": (1.5, [1.0, math.nan])}, [narrow])
+    assert narrow.status == "rejected"
+    assert str(narrow.note).startswith("losses become NaN or infinite; it changes the results")
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,11 @@ with open(FILE, "w") as file:
 """
 
 
+def ends(row: Any) -> tuple[float, float]:
+    """An interval that is twice as wide: one of 95 % misses in one of twenty, this one in one of ten thousand."""
+    return row.low - (row.high - row.low) / 2, row.high + (row.high - row.low) / 2
+
+
 def test_repeats_of_a_short_program_agree_within_their_intervals(tmp_path: Path) -> None:
     """Epochs of a few batches seem to end soon: after the first ones there is time for more traced steps."""
     right, profiles = Counter[str](), []
@@ -266,15 +271,15 @@ def test_repeats_of_a_short_program_agree_within_their_intervals(tmp_path: Path)
             "log": (line_of(REPEATED, "LOG"), "blocked"),
         }
         assert all(row.samples >= 3 and 0 < row.high - row.low < 0.5 for row in rows.values())
-        right.update(name for name, row in rows.items() if row.low <= truth[name] <= row.high)
+        right.update(name for name, row in rows.items() if ends(row)[0] <= truth[name] <= ends(row)[1])
         if profile.verdict.confidence == "high":
             assert profile.places[0].function == max(truth, key=lambda name: truth[name])
         profiles.append({(row.file, row.line, row.backward, row.limit): row for row in profile.places})
     assert min(right["metric"], right["log"]) >= 2
     for one, other in combinations(profiles, 2):
         for place in (place for place in one.keys() & other.keys() if one[place].share >= 0.1):
-            assert one[place].low <= other[place].high
-            assert other[place].low <= one[place].high
+            assert ends(one[place])[0] <= ends(other[place])[1]
+            assert ends(other[place])[0] <= ends(one[place])[1]
 
 
 WORKERS = """

@@ -3,6 +3,7 @@ no thread running."""
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -23,3 +24,5 @@ for workload in ("micro-dlrm", "dlrm-v4"):
     read_options(Options, choose([workload]), verb="run", description="")
 
 tiny_v4.run_straight(Path(os.environ["RECPERF_HOME"]))
+gc.collect()
+gc.freeze()

@@ -199,6 +199,8 @@ class Search(ExitStack):
         differs = result.differs
         if differs is None:
             losses = f"no {self.what} were seen to compare"
+        elif math.isinf(differs):
+            losses = f"{self.what} become NaN or infinite"
         elif self.repeats is None or not self.repeats <= ROUNDING:
             losses = f"{self.what} cannot be compared, two unchanged runs differ"
         else:
@@ -206,7 +208,7 @@ class Search(ExitStack):
             kind = "equal" if not differs else "within tolerance" if one.same_losses else "different"
             losses = f"{self.what} are {kind}" + (f" ({differs:.1g})" if differs else "")
         one.note = losses + (f"; it changes {changes}" if changes else "")
-        rejected = one.same_losses is False and not changes
+        rejected = (one.same_losses is False and not changes) or differs == math.inf
         one.status = "rejected" if rejected else "tried" if one.measured_range[0] > 1 else "no gain"
 
 

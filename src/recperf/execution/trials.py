@@ -233,7 +233,7 @@ class Trials(Search):
             return Run(
                 gains=[math.log(before / after) for before, after in turns],
                 step_ms=median(after for _, after in turns) / each / 1e6,
-                differs=difference(first["losses"], other["losses"]) if other["losses"] else None,
+                differs=_differs(first["losses"], other["losses"]) if other["losses"] else None,
                 peak=(first["peak"], other["peak"]),
             )
 
@@ -276,6 +276,12 @@ class Trials(Search):
                 # A signal that ends this process at once.
                 stack.enter_context(FLAG.before_exit(sides[-1].end))
             yield sides
+
+
+def _differs(losses: list[float], changed: list[float]) -> float | None:
+    """The largest relative difference; infinite where only the changed program's losses are not finite."""
+    broken = all(map(math.isfinite, losses)) and not all(map(math.isfinite, changed))
+    return math.inf if broken else difference(losses, changed)
 
 
 def _take_turns(plain: Side, altered: Side, each: int, deadline: float, most: int) -> list[tuple[int, int]]:
