@@ -81,6 +81,20 @@ TRIED: dict[str, Any] = {
 }
 
 
+def test_counting_beside_a_model_that_gives_all_users_one_list_does_not_explain_it() -> None:
+    gain = Gain(value=0.05, low=0.03, high=0.07, chance=0.001, seeds=3)
+    counting = Tried(limit="complement", chosen=0.05, gain=gain, kept=True, confirmed=True, **TRIED)
+    found = verdict(
+        Outcome(
+            free=QualityLimit(limit="popularity", confidence="low", because=["two users share 99% of their lists"]),
+            tried=[counting], left_out=[], below="", noise=0.005, curve=None, sums=[], whole=gain, fresh=gain,
+            enough_seeds=True,
+        )
+    )  # fmt: skip
+    assert (found.limit, found.second, found.confidence) == ("popularity", "complement", "low")
+    assert "gains +0.0500" in found.because[-1]
+
+
 @pytest.mark.parametrize(
     ("limit", "value", "named", "says"),
     [

@@ -44,6 +44,13 @@ def verdict(seen: Outcome) -> QualityLimit:
         # The cause explains what changes of a config may gain beside it.
         return free
     kept = [one for one in seen.tried if one.kept]
+    if free and free.limit == "popularity" and kept and all(one.limit == "complement" for one in kept):
+        # Counting gives each user a list; that of the model remains the same for all.
+        gains = f"{kept[0].name} ({kept[0].change}) gains {_bounds(kept[0].gain)}"
+        return QualityLimit(
+            limit=free.limit, confidence=free.confidence, because=[*free.because, gains], doubts=free.doubts,
+            second="complement",
+        )  # fmt: skip
     full = [one for one in seen.tried if not one.screened]
     doubts = [f"no time for {name}" for name in seen.left_out]
     if kept:
