@@ -323,6 +323,11 @@ def test_the_line_of_a_slow_worker(tmp_path: Path) -> None:
     # A thread that gives the interpreter away at the end of a loop is one line further.
     assert line_of(WORKERS, "PARSE") <= largest.line <= line_of(WORKERS, "PARSE") + 1
     assert largest.low < largest.share < largest.high <= 1
+    assert "parse: " in render(report_of(profile))
+    for process in multiprocessing.active_children():
+        process.terminate()
+    if (profile.other_work or 0.0) > DISTURBED:
+        pytest.skip("other work has the cores: a process that sleeps waits for one, and is hardly sampled meanwhile")
     workers, other = sorted(profile.children, key=lambda one: one.what)
     assert (workers.what, workers.processes, other.what) == ("DataLoader workers", 1, "serve")
     assert workers.busy > 0.5
@@ -331,9 +336,6 @@ def test_the_line_of_a_slow_worker(tmp_path: Path) -> None:
     assert other.lines[0].off > 0.5 > lines[line_of(WORKERS, "PARSE")].off
     assert sum(row.share for row in workers.lines) == pytest.approx(1)
     assert other.lines[0].line == line_of(WORKERS, "SERVE")
-    assert "parse: " in render(report_of(profile))
-    for process in multiprocessing.active_children():
-        process.terminate()
 
 
 def test_intervals_by_hand() -> None:
