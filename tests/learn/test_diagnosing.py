@@ -116,7 +116,9 @@ def test_one_epoch_is_not_screened(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     workload, config, folder = run
     config = replace(config, train=replace(config.train, epochs=1, max_steps=0))
     made_up(lambda config: 0.7 + 0.05 * (config.train.learning_rate > 0.02), monkeypatch)
-    found = diagnosed((workload, config, folder), minutes=0.1)
+    quiet: Any = Quiet()
+    cost = Diagnosing(workload=workload, config=config, folder=folder, report=quiet)._cost
+    found = diagnosed((workload, config, folder), minutes=6 * cost / 60)
     assert found.tried
     assert not any(one.screened for one in found.tried)
 

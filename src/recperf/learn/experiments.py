@@ -86,24 +86,33 @@ def much_larger_rates(config: Values, distance: float | None) -> list[Change]:
 
 
 def _widths(fields: Values) -> Iterator[Change]:
-    for factor, name in ((2, "twice the width"), (4, "four times the width")):
+    for factor, name, limit in (
+        (2.0, "twice the width", "capacity"), (4.0, "four times the width", "capacity"),
+        (0.5, "half the width", "overfit"),
+    ):  # fmt: skip
         wider: Values = {}
         for field, value in fields.items():
             last = field.rpartition(".")[2]
             if not field.startswith("model.") or not value:
                 continue
             if last in WIDTHS and isinstance(value, int):
-                wider[field] = factor * value
+                wider[field] = _times(factor, value)
             elif last in LAYERS and isinstance(value, list):
                 first = last == "bottom"
                 wider[field] = [
-                    one if (first and not at) or (not first and at == len(value) - 1) else factor * one
+                    one if (first and not at) or (not first and at == len(value) - 1) else _times(factor, one)
                     for at, one in enumerate(value)
                 ]
         if wider:
-            yield Change(name, "capacity", wider)
+            yield Change(name, limit, wider)
     if blocks := fields.get("model.blocks"):
         yield Change("one block more", "capacity", {"model.blocks": blocks + 1})
+        if blocks > 1:
+            yield Change("half the blocks", "overfit", {"model.blocks": blocks // 2})
+
+
+def _times(factor: float, value: int) -> int:
+    return max(1, int(factor * value))
 
 
 def _negatives(fields: Values) -> Iterator[Change]:
