@@ -49,3 +49,7 @@ def test_rows_have_what_is_known_of_items_users_and_events(tmp_path: Path, lists
             expected |= {"kanal": by_event[one["wer"], one["was"]][1]} | ({"tags": "|".join(tags)} if lists else {})
             assert {name: one[name] for name in expected} == expected
             assert by_event[one["wer"], one["was"]][0] == label
+    half = ImportedClicks(clicks.folder, SplitConfig(split="time", events=store, train_share=0.5))
+    assert 0 < len(half.index["fit"]) < len(rows.index["fit"])
+    assert set(half.index["fit"]) < set(rows.index["fit"])
+    assert list(half.index["valid"]) == list(rows.index["valid"])

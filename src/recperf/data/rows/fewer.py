@@ -27,21 +27,19 @@ def training_part(fit_N: Marks, config: SplitConfig, split: RowSplit | EventSpli
     """Those of the training rows that a config trains on."""
     if config.train_share == config.recent == 1.0:
         return fit_N
-    if not isinstance(split, RowSplit):
-        what = "a part of the training rows is drawn of imported rows, not of events"
-        raise ConfigError(what, where={"field": "data.train_share, data.recent"}, fix="1 for both")
     if config.recent < 1.0:
-        if split.times_N is None:
-            raise ConfigError(f"{split.name} has no times", where={"field": "data.recent"}, fix="--data.recent 1")
+        if not isinstance(split, RowSplit) or split.times_N is None:
+            what = f"{split.name} has no times" if isinstance(split, RowSplit) else "rows of events are not cut by time"
+            raise ConfigError(what, where={"field": "data.recent"}, fix="--data.recent 1")
         at_N = np.flatnonzero(fit_N)
         order_N = at_N[np.argsort(split.times_N[at_N], kind="stable")]
         fit_N = np.zeros_like(fit_N)
         fit_N[order_N[-max(1, round(config.recent * len(order_N))) :]] = True
     draw = np.random.default_rng(SEED)
-    if split.options.split == "cold" and split.users_N is not None:
+    if isinstance(split, RowSplit) and split.options.split == "cold" and split.users_N is not None:
         drawn_N = (draw.random(int(split.users_N.max()) + 1) < config.train_share)[split.users_N]
     else:
-        drawn_N = draw.random(split.rows) < config.train_share
+        drawn_N = draw.random(len(fit_N)) < config.train_share
     return np.asarray(fit_N & drawn_N)
 
 
