@@ -95,6 +95,20 @@ def test_counting_beside_a_model_that_gives_all_users_one_list_does_not_explain_
     assert "gains +0.0500" in found.because[-1]
 
 
+def test_what_a_score_loses_without_a_leaking_input_confirms_the_leak() -> None:
+    lost = Gain(value=-0.3, low=-0.35, high=-0.25, chance=1e-6, seeds=1)
+    without = Tried(limit="leak", chosen=-0.3, gain=lost, confirmed=True, **{**TRIED, "name": "without paid"})
+    found = verdict(
+        Outcome(
+            free=QualityLimit(limit="leak", confidence="low", because=["paid alone reaches an AUC of 0.970"]),
+            tried=[without], left_out=[], below="", noise=0.005, curve=None, sums=[], whole=lost, fresh=lost,
+            enough_seeds=True,
+        )
+    )  # fmt: skip
+    assert (found.limit, found.confidence) == ("leak", "medium")
+    assert "without paid (--train.learning-rate 0.1) the score changes by -0.3000 (-0.3500 to -0.2500)" in found.because
+
+
 @pytest.mark.parametrize(
     ("limit", "value", "named", "says"),
     [

@@ -23,10 +23,10 @@ from ..files import write_json, writing
 from ..jsonfile import as_json
 from ..learn.curve import SHARES, LearningCurve
 from ..learn.diagnosis import FILE, Diagnosis, Share, Sum, Tried
-from ..learn.experiments import Change, changes, left_out, much_larger_rates
+from ..learn.experiments import Change, changes, left_out, much_larger_rates, without_leaks
 from ..learn.gains import Gain, Scored, gain, holm, pooled
 from ..learn.records import QualityLimit
-from ..learn.rules import distance_of
+from ..learn.rules import distance_of, leaking_inputs
 from ..learn.shares import shares_of
 from ..learn.verdict import Outcome, verdict
 from ..runs.derive import best_of, compared
@@ -95,11 +95,12 @@ class Diagnosing:
         self.budget = 60 * self.minutes if self.minutes is not None else max(LEAST_S, TIMES * self._cost)
         if part_of(self.config, SHARES[0]) is not None:
             self._reserved = min(sum(SHARES) * self._cost, self.budget / 4)
-        self._inputs, self._at_most, self._moved = [], None, None
+        self._inputs, self._at_most, self._moved, self._leaking = [], None, None, list[str]()
         if self.evidence.has(LEARNING):
             seen = next(iter(self.evidence.file(LEARNING, SavedLearning).seeds.values()), None)
             self._inputs = seen.inputs if seen and not self.task.ranks_items else []
             self._moved = distance_of(seen.parts) if seen else None
+            self._leaking = [*leaking_inputs(seen)] if seen else []
             self._at_most = seen.at_most if seen and self.task.leading == "auc" else None
 
     @property
@@ -223,10 +224,9 @@ class Diagnosing:
     def _options(self, kept: Sequence[Change]) -> list[Change]:
         """The changes that the config of the kept ones accepts, those first that the run's own evidence points to."""
         current, hinted = self._applied(kept), self._hinted()
-        listed = []
-        values = to_json(current)
-        raised = [] if kept else much_larger_rates(values, self._moved)
-        for change in [*raised, *changes(values), *left_out(values, self._inputs)]:
+        values, listed = to_json(current), []
+        first = [] if kept else [*without_leaks(values, self._leaking), *much_larger_rates(values, self._moved)]
+        for change in [*first, *changes(values), *left_out(values, self._inputs)]:
             try:
                 with_change(current, change)
             except ConfigError:
@@ -257,7 +257,7 @@ class Diagnosing:
             config = self._applied([*kept, change])
             if self._attempt(config, change.name) is not None:
                 tried = self._record(change, kept, config, self._applied(kept), screened=False)
-                if tried.chosen > 0:
+                if tried.chosen > 0 and change.limit != "leak":
                     ahead.append((change, tried))
         gained = [one for one in ahead if one[1].chosen > self._noise()]
         # Seeds of the unchanged run may differ by more than those of a better one.
@@ -269,13 +269,15 @@ class Diagnosing:
         return float(self._cost * now / before)
 
     def _screened(self, kept: Sequence[Change], options: Sequence[Change]) -> list[Change]:
-        """The best changes with a quarter of the steps; more steps cannot be screened. What the run's own evidence
+        """The best changes with a quarter of the steps; more steps cannot be screened, and what leaks is left out in
+        full. What the run's own evidence
         points to comes first, also where there is time for only one of them in full."""
         current, gains, hinted = self._applied(kept), [], self._hinted()
         seed = self.config.seed
         steps = [one for one in options if one.limit == "steps"]
         self._train(shortened(current), seed, "the run with a quarter of the steps")
-        for change in (one for one in options if one.limit != "steps"):
+        leaks = [one for one in options if one.limit == "leak"]
+        for change in (one for one in options if one.limit not in ("steps", "leak")):
             if self.left < self._cost_of(kept) * ((1 if change.limit in hinted else FULL) + 1 / SCREENED):
                 self._left_out.append(change.name)
                 continue
@@ -285,7 +287,7 @@ class Diagnosing:
                 gains.append((tried.chosen, change))
         gains.sort(key=lambda pair: -pair[0])
         best = [change for chosen, change in gains[:FULL] if chosen > 0]
-        return sorted([*steps[:1], *best], key=lambda change: change.limit not in hinted)
+        return sorted([*leaks, *steps[:1], *best], key=lambda change: change.limit not in hinted)
 
     def _attempt(self, config: Any, name: str) -> Scored | None:
         return self._attempt_seed(config, self.config.seed, name)

@@ -6,7 +6,7 @@ Which apply follows from the fields that a config has. What a config refuses is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +155,13 @@ def left_out(config: Values, inputs: Sequence[InputSeen]) -> list[Change]:
     made = ((one.name, _without(fields, one.name)) for one in useless)
     possible = [Change(f"leaving out {name}", "overfit", changed) for name, changed in made if changed]
     return possible[:MOST_LEFT_OUT]
+
+
+def without_leaks(config: Values, inputs: Iterable[str]) -> list[Change]:
+    """The config without each of the inputs that tell what cannot be known."""
+    fields = flatten(config)
+    made = ((name, _without(fields, name)) for name in inputs)
+    return [Change(f"without {name}", "leak", changed) for name, changed in made if changed]
 
 
 def _without(fields: Values, name: str) -> Values:

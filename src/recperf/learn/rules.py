@@ -146,19 +146,27 @@ Rule = Callable[[Trained], Iterator[Hint]]
 
 def _leak(seen: Trained) -> Iterator[Hint]:
     evidence = seen.evidence
-    repeats, strongest, targets = evidence.repeats, evidence.strongest, evidence.targets
+    repeats, targets = evidence.repeats, evidence.targets
     if text := repeated_text(repeats):
         yield Hint("leak", None, text)
-    if strongest and strongest.alone and strongest.alone >= ALONE:
-        yield Hint("leak", None, f"{strongest.name} alone reaches an AUC of {strongest.alone:.3f}")
-    used = {one.name for one in evidence.inputs if one.costs.value > SURE * one.costs.error}
-    for name in used & evidence.later.keys():
-        yield Hint("leak", None, f"{later_text(name, evidence.later[name])}, and scores depend on it")
+    for text in leaking_inputs(evidence).values():
+        yield Hint("leak", None, text)
     for name, share in evidence.known_users.items():
         yield Hint("leak", None, known_text(name, share))
     if targets and targets.last >= SAME_TARGET:
         text = f"{targets.last:.0%} of the held-out items are the last item of their history"
         yield Hint("leak", None, text)
+
+
+def leaking_inputs(evidence: QualityEvidence) -> dict[str, str]:
+    """The inputs that tell what cannot be known, by their names, with what shows it."""
+    found, strongest = {}, evidence.strongest
+    if strongest and strongest.alone and strongest.alone >= ALONE:
+        found[strongest.name] = f"{strongest.name} alone reaches an AUC of {strongest.alone:.3f}"
+    used = {one.name for one in evidence.inputs if one.costs.value > SURE * one.costs.error}
+    for name in used & evidence.later.keys():
+        found[name] = f"{later_text(name, evidence.later[name])}, and scores depend on it"
+    return found
 
 
 def later_text(name: str, share: float) -> str:

@@ -42,7 +42,7 @@ def verdict(seen: Outcome) -> QualityLimit:
     free = seen.free
     if free and free.limit in ALONE:
         # The cause explains what changes of a config may gain beside it.
-        return free
+        return _lost(seen, free) if free.limit == "leak" else free
     kept = [one for one in seen.tried if one.kept]
     if free and free.limit == "popularity" and kept and all(one.limit == "complement" for one in kept):
         # Counting gives each user a list; that of the model remains the same for all.
@@ -70,6 +70,17 @@ def verdict(seen: Outcome) -> QualityLimit:
         return QualityLimit(limit=UNCLEAR, confidence="low", because=because, doubts=doubts)
     because = [f"none of {len(full)} changes gained more than another seed does", *said(seen.curve, seen.sums)]
     return QualityLimit(limit="noise", confidence="low" if doubts else "medium", because=because, doubts=doubts)
+
+
+def _lost(seen: Outcome, free: QualityLimit) -> QualityLimit:
+    """A leak, with what the score loses without it."""
+    lost = [one for one in seen.tried if one.limit == "leak" and not one.screened]
+    sure = any(one.confirmed and one.gain.certain and one.gain.value < 0 for one in lost)
+    texts = [f"{one.name} ({one.change}) the score changes by {_bounds(one.gain)}" for one in lost]
+    return QualityLimit(
+        limit=free.limit, confidence="medium" if sure else free.confidence, because=[*free.because, *texts],
+        doubts=free.doubts, second=free.second,
+    )  # fmt: skip
 
 
 def _unconfirmed(seen: Outcome, free: QualityLimit, doubts: list[str]) -> QualityLimit:
