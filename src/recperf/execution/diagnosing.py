@@ -195,7 +195,9 @@ class Diagnosing:
         best, names = base, None
         while True:
             options = [one for one in self._options(kept) if names is None or one.name in names]
-            gained = sorted(self._compare(best, kept, options), key=lambda one: -one[1].chosen)
+            # A model that still gets better gains by whatever makes it learn faster: first it is trained on.
+            order = self._compare(best, kept, options)
+            gained = sorted(order, key=lambda one: (one[0].limit != "steps", -one[1].chosen))
             chosen = next((one for one in gained if self._holds(best, kept, *one)), None)
             if chosen is None and (not kept or names is None):
                 return best, kept

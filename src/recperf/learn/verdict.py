@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,8 +120,12 @@ def _beside(seen: Outcome, doubts: list[str]) -> QualityLimit | None:
 
 
 def _named(seen: Outcome, kept: Sequence[Tried], doubts: list[str]) -> QualityLimit:
-    """The limit that the largest kept change confirms."""
-    leading, confidence = max(kept, key=lambda one: one.gain.value), "low"
+    """The limit whose kept changes gain most together."""
+    sums = defaultdict[str, float](float)
+    for one in kept:
+        sums[one.limit] += one.gain.value
+    limit, confidence = max(sums, key=lambda name: sums[name]), "low"
+    leading = max((one for one in kept if one.limit == limit), key=lambda one: one.gain.value)
     if leading.gain.certain and leading.gain.value > 0 and leading.confirmed:
         # The seed by which a change was chosen flatters it.
         sure = seen.whole.certain and seen.enough_seeds and seen.fresh.certain and seen.fresh.value > 0
@@ -132,8 +137,7 @@ def _named(seen: Outcome, kept: Sequence[Tried], doubts: list[str]) -> QualityLi
     others = [one for one in kept if one.limit != leading.limit]
     second = max(others, key=lambda one: one.gain.value).limit if others else None
     return QualityLimit(
-        limit=leading.limit, confidence=confidence, because=because, gain=leading.gain.value, doubts=doubts,
-        second=second,
+        limit=limit, confidence=confidence, because=because, gain=sums[limit], doubts=doubts, second=second,
     )  # fmt: skip
 
 
