@@ -191,13 +191,13 @@ class Diagnosing:
 
     def _greedy(self, base: Scored) -> tuple[Scored, list[Change]]:
         """Add the change that gains most on the rows that choose the epoch, again and again."""
-        kept: list[Change] = []
-        best, names = base, None
+        kept, free = list[Change](), self.result.quality.limit
+        best, names, named = base, None, free.limit if free else None
         while True:
             options = [one for one in self._options(kept) if names is None or one.name in names]
-            # A model that still gets better gains by whatever makes it learn faster: first it is trained on.
+            # Whatever makes it learn faster helps a model that was trained too little: evidence tells causes apart.
             order = self._compare(best, kept, options)
-            gained = sorted(order, key=lambda one: (one[0].limit != "steps", -one[1].chosen))
+            gained = sorted(order, key=lambda one: (one[0].limit != named, -one[1].chosen))
             chosen = next((one for one in gained if self._holds(best, kept, *one)), None)
             if chosen is None and (not kept or names is None):
                 return best, kept
