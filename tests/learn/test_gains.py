@@ -95,6 +95,21 @@ def test_counting_beside_a_model_that_gives_all_users_one_list_does_not_explain_
     assert "gains +0.0500" in found.because[-1]
 
 
+@pytest.mark.parametrize(("other", "confidence"), [(0.01, "high"), (0.07, "low")])
+def test_where_another_limit_gains_alike_the_confidence_is_low(other: float, confidence: str) -> None:
+    gains = [Gain(value=value, low=value - 0.02, high=value + 0.02, chance=1e-4, seeds=3) for value in (0.08, other)]
+    wide = Tried(limit="capacity", chosen=other, gain=gains[1], **{**TRIED, "name": "twice the width"})
+    faster = Tried(limit="rate", chosen=0.08, gain=gains[0], kept=True, confirmed=True, **TRIED)
+    found = verdict(
+        Outcome(
+            free=None, tried=[wide, faster], left_out=[], below="", noise=0.005, curve=None, sums=[], whole=gains[0],
+            fresh=gains[0], enough_seeds=True,
+        )
+    )  # fmt: skip
+    assert (found.limit, found.confidence) == ("rate", confidence)
+    assert ("twice the width alone gains +0.0700" in found.doubts) == (confidence == "low")
+
+
 def test_what_a_score_loses_without_a_leaking_input_confirms_the_leak() -> None:
     lost = Gain(value=-0.3, low=-0.35, high=-0.25, chance=1e-6, seeds=1)
     without = Tried(limit="leak", chosen=-0.3, gain=lost, confirmed=True, **{**TRIED, "name": "without paid"})

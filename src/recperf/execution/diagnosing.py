@@ -195,9 +195,10 @@ class Diagnosing:
         best, names, named = base, None, free.limit if free else None
         while True:
             options = [one for one in self._options(kept) if names is None or one.name in names]
-            # Whatever makes it learn faster helps a model that was trained too little: evidence tells causes apart.
-            order = self._compare(best, kept, options)
-            gained = sorted(order, key=lambda one: (one[0].limit != named, -one[1].chosen))
+            # Between changes that gain alike evidence decides.
+            gained = self._compare(best, kept, options)
+            near = max((one.chosen for _, one in gained), default=0.0) - 2 * math.sqrt(2) * self._noise()
+            gained.sort(key=lambda one: (one[0].limit != named or one[1].chosen < near, -one[1].chosen))
             chosen = next((one for one in gained if self._holds(best, kept, *one)), None)
             if chosen is None and (not kept or names is None):
                 return best, kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,7 +127,16 @@ def _named(seen: Outcome, kept: Sequence[Tried], doubts: list[str]) -> QualityLi
         sums[one.limit] += one.gain.value
     limit, confidence = max(sums, key=lambda name: sums[name]), "low"
     leading = max((one for one in kept if one.limit == limit), key=lambda one: one.gain.value)
-    if leading.gain.certain and leading.gain.value > 0 and leading.confirmed:
+    rivals = [
+        one for one in seen.tried
+        if one.limit != limit and one.on_top == leading.on_top and not one.screened
+        and one.gain.value > leading.gain.value - SURELY * math.sqrt(2) * seen.noise
+        and one.gain.value > SURELY * seen.noise
+    ]  # fmt: skip
+    if rivals:
+        # What makes a model learn faster also makes up for too few steps, or for steps that are too small.
+        doubts = [f"{one.name} alone gains {one.gain.value:+.4f}" for one in rivals] + doubts
+    elif leading.gain.certain and leading.gain.value > 0 and leading.confirmed:
         # The seed by which a change was chosen flatters it.
         sure = seen.whole.certain and seen.enough_seeds and seen.fresh.certain and seen.fresh.value > 0
         confidence = "high" if sure else "medium"
